@@ -1,0 +1,234 @@
+"""The contract of agents and coordinator: every message that crosses a process boundary.
+
+Owns shapes and meaning of the messages. Framing and versions are in ``codec.py``; what a message means for a verdict is in
+``sentinel/incidents``. All structs are array-like msgpack: fields may only be appended, and a change raises ``PROTOCOL``.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Phase(StrEnum):
+    """Where on a value's way the evidence was seen (DESIGN words; ``raw`` -> ``wire`` -> ``reduced``)."""
+
+    INIT = "init"  # parameters or buffers before the first forward
+    PARAMS = "params"  # parameters at the start of a later round
+    BUFFERS = "buffers"  # buffers (BatchNorm statistics, ...) at the start of a round
+    LOSS = "loss"  # the tensor backward was called on, or a scalar found in a dying frame
+    OUTPUT = "output"  # the root module's output
+    RAW = "raw"  # autograd's gradient, before any cast or compression
+    WIRE = "wire"  # what a collective was given
+    REDUCED = "reduced"  # what a collective returned
+    EXIT = "exit"  # the rank raised or left while its round was open
+
+
+class Role(StrEnum):
+    """Whose reduction it is; only gradients make gradient faults."""
+
+    GRADIENT = "gradient"  # layout equals parameter gradients (bucket, flat shard, coalesced list, one tensor)
+    DERIVED = "derived"  # after backward, computed from gradients (compression factors, partial sums)
+    ACTIVATION = "activation"  # during forward or backward, not a gradient (SyncBatchNorm, tensor parallel)
+    SCALAR = "scalar"  # one element, integers, float64: norms, flags, losses
+
+
+class ClosedBy(StrEnum):
+    """What closed a round (the clock of DESIGN.md section 3)."""
+
+    OPTIMIZER = "optimizer"  # optimizer.step ran
+    SCALER_SKIP = "scaler_skip"  # GradScaler.step left the optimizer out
+    FRAMEWORK_SKIPPED = "framework_skipped"  # gradients were cleared with no step: a user's `if`, or a framework
+    EXIT = "exit"  # the process ended, by itself or by an exception or a signal
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True, gc=False):
+    """Base of all messages: immutable, positional on the wire, unknown fields refused."""
+
+
+class Check(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """What one pass over a tensor found.
+
+    ``absmax`` is the largest magnitude among the *finite* elements (0.0 if there are none); ``nan`` and ``inf`` are counts
+    of elements, exact when either is not zero.
+    """
+
+    numel: int
+    nan: int
+    inf: int
+    absmax: float
+
+    @property
+    def nonfinite(self) -> bool:
+        """True if any element is NaN or infinite."""
+        return self.nan > 0 or self.inf > 0
+
+
+class Collective(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """One reduction as one rank saw it.
+
+    ``index`` counts this rank's checked collectives of the group within the round, so the k-th on one rank pairs with the
+    k-th on another. ``ranks`` are global ranks. ``raw`` is the largest finding over the parameter gradients that feed it,
+    None if nobody could look. ``narrowed`` is True when the wire's dtype is narrower than the gradients' own.
+    """
+
+    group: str
+    ranks: tuple[int, ...]
+    index: int
+    op: str
+    reduce_op: str
+    dtype: str
+    role: Role
+    wire: Check
+    reduced: Check | None = None
+    raw: Check | None = None
+    narrowed: bool = False
+
+
+class Hello(_Message, frozen=True, array_like=True, tag="hello", forbid_unknown_fields=True):
+    """A rank's agent is up."""
+
+    attempt: int
+    rank: int
+    local_rank: int
+    node: int
+    world_size: int
+    pid: int
+    host: str
+    agent_version: str
+    torch_version: str
+    at: float  # unix seconds
+
+
+class Evidence(_Message, frozen=True, array_like=True, tag="evidence", forbid_unknown_fields=True):
+    """Something nonfinite, sent the moment it is latched; the verdict waits for the round.
+
+    ``order`` numbers a rank's evidence in the order it was met. ``parameters`` are fully qualified names, at most 32 of
+    ``parameters_total``. ``value`` is the loss, unscaled, where the phase is ``loss``.
+    """
+
+    attempt: int
+    rank: int
+    round: int
+    step: int
+    order: int
+    phase: Phase
+    at: float
+    check: Check
+    parameters: tuple[str, ...] = ()
+    parameters_total: int = 0
+    collective: Collective | None = None
+    value: float | None = None
+    note: str = ""
+
+
+class RoundClosed(_Message, frozen=True, array_like=True, tag="round", forbid_unknown_fields=True):
+    """The one small record of a healthy round, and the end of an unhealthy one.
+
+    ``fingerprint`` combines what the gradient collectives returned, ``identity`` what they were (op, dtype, size, order);
+    both are 0 when there was none. ``evidence`` is how many Evidence messages this rank sent for the round, so a loss on the
+    way is noticed. ``params_nonfinite``: parameters were already nonfinite before this round's step (None: not looked at).
+    """
+
+    attempt: int
+    rank: int
+    round: int
+    step: int
+    closed_by: ClosedBy
+    at: float
+    evidence: int
+    checks: int
+    loss: float | None = None
+    loss_scale: float | None = None
+    skipped: bool = False
+    fingerprint: int = 0
+    identity: int = 0
+    params_nonfinite: bool | None = None
+    buffers_nonfinite: bool | None = None
+    check_seconds: float = 0.0
+
+
+class PartWritten(_Message, frozen=True, array_like=True, tag="part", forbid_unknown_fields=True):
+    """This rank's part of a bundle is on disk (or could not be: then ``error`` says why in one line)."""
+
+    attempt: int
+    rank: int
+    round: int
+    step: int
+    node: int
+    directory: str  # absolute path of the part
+    bytes: int
+    seconds: float
+    error: str = ""
+
+
+class Counted(_Message, frozen=True, array_like=True, tag="counted", forbid_unknown_fields=True):
+    """Totals of what this process dropped, skipped or swallowed, by named reason (counts since its start)."""
+
+    attempt: int
+    rank: int  # -1: the relay of ``node``
+    node: int
+    drops: dict[str, int]
+    faults: dict[str, int]
+
+
+class Disabled(_Message, frozen=True, array_like=True, tag="disabled", forbid_unknown_fields=True):
+    """The agent switched itself off after a fault of its own; training goes on unwatched on this rank."""
+
+    attempt: int
+    rank: int
+    reason: str
+
+
+class Goodbye(_Message, frozen=True, array_like=True, tag="goodbye", forbid_unknown_fields=True):
+    """This rank's process is ending in order; it waits a moment for ``Released``. ``clean`` is False after an exception."""
+
+    attempt: int
+    rank: int
+    last_round: int  # last closed round, -1 if none
+    clean: bool
+    reason: str = ""
+
+
+class NodeEnded(_Message, frozen=True, array_like=True, tag="node_ended", forbid_unknown_fields=True):
+    """The launcher of a node says that its processes of this attempt are gone: no more reports will come from them."""
+
+    attempt: int
+    node: int
+    exit_code: int
+
+
+Report = Hello | Evidence | RoundClosed | PartWritten | Counted | Disabled | Goodbye | NodeEnded
+
+
+class DumpRequest(_Message, frozen=True, array_like=True, tag="dump", forbid_unknown_fields=True):
+    """Ask ranks to write their part of round ``round`` from their window. Empty ``ranks`` means all."""
+
+    command_id: str
+    expires_at: float  # unix seconds
+    attempt: int
+    round: int
+    ranks: tuple[int, ...] = ()
+
+
+class Released(_Message, frozen=True, array_like=True, tag="released", forbid_unknown_fields=True):
+    """Answer to Goodbye: every round this rank took part in has been judged."""
+
+    command_id: str
+    expires_at: float
+    attempt: int
+    ranks: tuple[int, ...] = ()
+
+
+Command = DumpRequest | Released
+
+CRITICAL = (Evidence, PartWritten, Disabled, Goodbye, NodeEnded)
+"""Reports that are spooled until acknowledged; the others are samples, and the newest wins."""
+
+
+def is_critical(report: Report) -> bool:
+    """True if losing this report could lose an incident. A round with evidence is; a healthy round is a sample."""
+    if isinstance(report, RoundClosed):
+        return report.evidence > 0 or report.skipped or bool(report.params_nonfinite or report.buffers_nonfinite)
+    return isinstance(report, CRITICAL)
