@@ -22,6 +22,7 @@ class Phase(StrEnum):
     RAW = "raw"  # autograd's gradient, before any cast or compression
     WIRE = "wire"  # what a collective was given
     REDUCED = "reduced"  # what a collective returned
+    APPLIED = "applied"  # gradients as the optimizer was about to apply them; looked at only in rounds with other evidence
     EXIT = "exit"  # the rank raised or left while its round was open
 
 

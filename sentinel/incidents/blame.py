@@ -1,0 +1,104 @@
+"""Where nonfinite values were born, and where they only arrived.
+
+Owns the one principle of attribution: between ranks, NaN travels only through collectives. A rank whose first nonfinite value came
+*out of* a collective is a receiver; a rank that put one *into* a collective, or had one before any, is an origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sentinel.incidents.window import RoundWindow, role_of
+from sentinel.wire.messages import Evidence, Phase, Role
+
+OWN_PHASES = frozenset({Phase.LOSS, Phase.RAW, Phase.INIT, Phase.PARAMS, Phase.BUFFERS})
+
+FINITE_MAX = {
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+    "float32": 3.4028234663852886e38,
+    "float64": 1.7976931348623157e308,
+}
+"""Largest finite value of each dtype that travels on the wire (IEEE 754 binary16/32/64; bfloat16 has 8 bits of fraction)."""
+
+
+def raw_is_nonfinite(evidence: Evidence) -> bool:
+    """True if this evidence shows autograd's own gradient to be nonfinite on its rank."""
+    if evidence.phase is Phase.RAW:
+        return True
+    seen = evidence.collective
+    return evidence.phase is Phase.WIRE and seen is not None and seen.raw is not None and seen.raw.nonfinite
+
+
+def received_through_activation(window: RoundWindow, rank: int) -> bool:
+    """True if the rank's very first nonfinite value came out of an activation collective that it had fed finite values."""
+    for evidence in window.of_rank(rank):
+        if role_of(evidence) is Role.ACTIVATION and evidence.phase is Phase.REDUCED:
+            return True
+        if evidence.phase in OWN_PHASES or evidence.phase is Phase.WIRE:
+            return False
+    return False
+
+
+def raw_origins(window: RoundWindow) -> tuple[int, ...]:
+    """Ranks whose own gradients were nonfinite before any reduction, receivers of activations left out."""
+    seen = {e.rank for e in window.gradient_evidence() if raw_is_nonfinite(e)}
+    origins = {rank for rank in seen if not received_through_activation(window, rank)}
+    return tuple(sorted(origins))
+
+
+def raw_nonfinite_ranks(window: RoundWindow) -> tuple[int, ...]:
+    """Ranks whose own gradients were nonfinite, however the value reached them."""
+    return tuple(sorted({e.rank for e in window.gradient_evidence() if raw_is_nonfinite(e)}))
+
+
+def wire_origins(window: RoundWindow) -> list[Evidence]:
+    """First evidence of each rank that put nonfinite values on the wire though its gradients were finite.
+
+    A rank that had already received a nonfinite result of a gradient's collective in this round only passes it on.
+    """
+    first: dict[int, Evidence] = {}
+    received: set[int] = set()
+    for evidence in window.gradient_evidence():
+        if evidence.phase is Phase.REDUCED:
+            received.add(evidence.rank)
+        elif evidence.phase is Phase.WIRE and not raw_is_nonfinite(evidence) and evidence.rank not in received:
+            first.setdefault(evidence.rank, evidence)
+    return [first[rank] for rank in sorted(first)]
+
+
+def first_reduced(window: RoundWindow, role: Role | None = None) -> Evidence | None:
+    """The earliest nonfinite result of a gradient's (or the given role's) collective: smallest index, then lowest rank."""
+    found = [e for e in window.of_phase(Phase.REDUCED) if e.collective is not None and _role_matches(e, role)]
+    return min(found, key=lambda e: (e.collective.index if e.collective else 0, e.rank), default=None)
+
+
+def _role_matches(evidence: Evidence, role: Role | None) -> bool:
+    if role is not None:
+        return role_of(evidence) is role
+    return role_of(evidence) in (Role.GRADIENT, Role.DERIVED)
+
+
+def same_collective(window: RoundWindow, like: Evidence) -> list[Evidence]:
+    """Every rank's REDUCED evidence of the collective that ``like`` is about."""
+    one = like.collective
+    return [
+        e
+        for e in window.of_phase(Phase.REDUCED)
+        if one is not None
+        and e.collective is not None
+        and (e.collective.group, e.collective.index) == (one.group, one.index)
+    ]
+
+
+def sum_may_overflow(results: Iterable[Evidence], size: int, dtype: str) -> tuple[bool, float]:
+    """Can the sum of the ranks' inputs leave the dtype's range? Also returns the bound on the sum.
+
+    Bound: |sum_r x_r| <= sum_r max|x_r|. A rank that reported no result (reduce-scatter: it does not own the element) is
+    counted with the largest input that was reported.
+    """
+    largest = {e.rank: e.collective.wire.absmax for e in results if e.collective is not None}
+    if not largest:
+        return False, 0.0
+    bound = sum(largest.values()) + (size - len(largest)) * max(largest.values())
+    return bound > FINITE_MAX.get(dtype, float("inf")), bound

@@ -1,0 +1,354 @@
+"""What decides: an ordered list of rules; the first that matches gives the verdict, with a reason in words.
+
+Owns the rules of DESIGN.md section 3 for one round. Pure: a view of the round in, a verdict (or a named reason for none) out.
+Incidents, echoes and deadlines are ``tracker.py``'s.
+
+Rules still to come have their place marked in ``RULES``: finite failures (9-11, 14-16), buffers (13), audit (17), misuse (18)
+and silent ranks (19).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sentinel.incidents import blame
+from sentinel.incidents.describe import findings, parameters_of, plural, rank_list
+from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage, Verdict
+from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS, ScalerHistory
+from sentinel.incidents.window import RoundWindow
+from sentinel.wire.messages import ClosedBy, Evidence, Phase, Role
+
+
+class Quiet(StrEnum):
+    """Why a round with evidence raises no incident."""
+
+    SCALER_SEARCH = "scaler_search"  # rule 1: ordinary skip of the GradScaler
+    NOTHING_CONFIRMED = "nothing_confirmed"  # only values that reached no gradient, loss or parameter
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One round as the rules see it. ``missing``: ranks whose reports are not (all) here."""
+
+    window: RoundWindow
+    world: tuple[int, ...]
+    missing: tuple[int, ...]
+    scaler: ScalerHistory
+
+    @property
+    def losses(self) -> list[Evidence]:
+        """Nonfinite losses; a nonfinite scalar reduction or root output stands in only where no backward followed."""
+        found = self.window.of_phase(Phase.LOSS)
+        if found or any(c.closed_by in (ClosedBy.OPTIMIZER, ClosedBy.SCALER_SKIP) for c in self.window.closed.values()):
+            return found
+        return [
+            e
+            for e in self.window.evidence
+            if e.phase is Phase.OUTPUT or (e.phase is Phase.WIRE and e.collective and e.collective.role is Role.SCALAR)
+        ]
+
+
+Outcome = Verdict | Quiet
+Rule = Callable[[View], Outcome | None]
+
+
+def classify(view: View) -> Outcome:
+    """The first matching rule's outcome."""
+    for rule in RULES:
+        outcome = rule(view)
+        if outcome is not None:
+            return outcome
+    return Quiet.NOTHING_CONFIRMED
+
+
+def scaler_search(view: View) -> Outcome | None:
+    """Rule 1: the GradScaler skipped nonfinite *scaled* gradients, the loss itself finite, as its search for a scale explains.
+
+    Outside a search an occasional skip is ordinary too if some value overflowed to inf; NaN with no inf anywhere is not what
+    too large a scale makes.
+    """
+    closed = view.window.closed.values()
+    scale = next((c.loss_scale for c in closed if c.loss_scale is not None), None)
+    if scale is None or not any(c.skipped for c in closed):
+        return None
+    if (
+        view.window.of_phase(Phase.LOSS, Phase.INIT, Phase.PARAMS)
+        or view.scaler.consecutive_skips >= MAX_CONSECUTIVE_SKIPS
+    ):
+        return None
+    overflowed = any(e.check.inf for e in view.window.gradient_evidence())
+    return Quiet.SCALER_SEARCH if overflowed or view.scaler.explains(scale) else None
+
+
+def parameters_at_start(view: View) -> Outcome | None:
+    """Rule 2: parameters were nonfinite before the first forward (echoes of an earlier incident never reach the rules)."""
+    seen = view.window.of_phase(Phase.INIT)
+    if not seen:
+        return None
+    return _verdict(
+        view,
+        "parameters_at_start",
+        Kind.NONFINITE_PARAMETERS,
+        Stage.INIT_WEIGHTS,
+        seen,
+        Cause.FRAMEWORK,
+        f"{_names(seen)} nonfinite before the first forward on {rank_list(_ranks(seen))}: "
+        "uninitialised memory, or a broken checkpoint",
+    )
+
+
+def parameters_after_step(view: View) -> Outcome | None:
+    """Rules 2 and 12: parameters nonfinite at a round's start with no earlier incident: the last step, or a load, made them so."""
+    seen = view.window.of_phase(Phase.PARAMS)
+    if not seen:
+        return None
+    return _verdict(
+        view,
+        "parameters_after_step",
+        Kind.NONFINITE_PARAMETERS,
+        Stage.OPTIMIZER if view.window.round > 0 else Stage.PARAMS,
+        seen,
+        Cause.OPTIMIZATION,
+        f"{_names(seen)} already nonfinite at the start of this round on {rank_list(_ranks(seen))}, "
+        "though the gradients before were finite: the step before made them so",
+    )
+
+
+def raw_gradient(view: View) -> Outcome | None:
+    """Rule 3: autograd's own gradients were nonfinite on some ranks, before any reduction."""
+    origins = blame.raw_origins(view.window)
+    if not origins:
+        return None
+    seen = [e for e in view.window.gradient_evidence() if e.rank in origins and blame.raw_is_nonfinite(e)]
+    loss_ranks = set(view.window.ranks_of(Phase.LOSS))
+    lost = [rank for rank in origins if rank in loss_ranks]
+    others = [r for r in _group(view, seen) if r not in origins]
+    innocent = f"; {rank_list(others)} contributed finite gradients" if others and not view.missing else ""
+    loss = f", its loss was nonfinite too ({rank_list(lost)})" if lost else ", though its loss was finite"
+    return _verdict(
+        view,
+        "raw_gradient",
+        Kind.NONFINITE_GRADIENT,
+        Stage.PRE_REDUCE,
+        seen,
+        _cause_of_raw(view, origins, bool(lost)),
+        f"gradients of {rank_list(origins)} were nonfinite before the reduction ({_names(seen)}){loss}{innocent}",
+    )
+
+
+def activation_reduction(view: View) -> Outcome | None:
+    """Rule 3, tensor-parallel form: every nonfinite gradient came out of one activation reduction that was fed finite values."""
+    seen = blame.first_reduced(view.window, Role.ACTIVATION)
+    if seen is None or not blame.raw_nonfinite_ranks(view.window) or blame.raw_origins(view.window):
+        return None
+    return _verdict(
+        view,
+        "activation_reduction",
+        Kind.NONFINITE_GRADIENT,
+        Stage.POST_REDUCE,
+        [seen],
+        Cause.COMMUNICATION,
+        f"an activation {_name_of(seen)} returned nonfinite values for finite inputs, and the gradients followed",
+        attribution=Attribution.REDUCTION_INDUCED,
+        suspects=(),
+    )
+
+
+def loss_only(view: View) -> Outcome | None:
+    """Rule 4: the loss was nonfinite, the gradients were not."""
+    seen = view.losses
+    if not seen or _confirmed_gradients(view):
+        return None
+    where = "no backward followed" if _no_backward(view) else "every gradient stayed finite"
+    return _verdict(
+        view,
+        "loss_only",
+        Kind.NONFINITE_LOSS,
+        Stage.FORWARD,
+        seen,
+        Cause.DATA if len(_ranks(seen)) < len(view.world) else Cause.NUMERICS,
+        f"the loss was nonfinite on {rank_list(_ranks(seen))}, {where}",
+        severity=Severity.WARNING,
+    )
+
+
+def wire_value(view: View) -> Outcome | None:
+    """Rules 5 and 6: gradients finite, but what the collective was given was not: a cast or a step between two collectives."""
+    seen = blame.wire_origins(view.window)
+    if not seen or not _confirmed_gradients(view):
+        return None
+    first = seen[0].collective
+    between = first is not None and not first.narrowed and first.index > 0
+    made = (
+        "between two collectives of the same reduction, from finite results of the first"
+        if between
+        else f"by the cast to {first.dtype if first else '?'} or the compression before the collective"
+    )
+    return _verdict(
+        view,
+        "between_collectives" if between else "wire_cast",
+        Kind.NONFINITE_GRADIENT,
+        Stage.BETWEEN_COLLECTIVES if between else Stage.WIRE_CAST,
+        seen,
+        Cause.COMMUNICATION,
+        f"gradients of {rank_list(_ranks(seen))} were finite, but became nonfinite {made} ({_names(seen)})",
+    )
+
+
+def reduced_value(view: View) -> Outcome | None:
+    """Rules 7 and 8: every rank gave the collective finite values and it returned nonfinite ones."""
+    first = blame.first_reduced(view.window)
+    if first is None or first.collective is None or not _confirmed_gradients(view):
+        return None
+    group, results = first.collective.ranks, blame.same_collective(view.window, first)
+    unknown = tuple(rank for rank in group if rank in view.missing)
+    if unknown:
+        return _incomplete(view, first, unknown)
+    overflow, bound = blame.sum_may_overflow(results, len(group), first.collective.dtype)
+    if overflow:
+        return _sum_overflow(view, results, bound)
+    return _damaged_reduction(view, results, bound)
+
+
+def _sum_overflow(view: View, results: list[Evidence], bound: float) -> Verdict:
+    dtype = _dtype(results)
+    return _verdict(
+        view,
+        "sum_overflow",
+        Kind.NONFINITE_GRADIENT,
+        Stage.POST_REDUCE,
+        results,
+        Cause.COMMUNICATION,
+        f"every rank gave {_name_of(results[0])} finite {dtype} gradients; their sum can reach {bound:.4g}, "
+        f"beyond {dtype}'s {blame.FINITE_MAX[dtype]:.5g}",
+        attribution=Attribution.REDUCTION_INDUCED,
+        suspects=(),
+    )
+
+
+def _damaged_reduction(view: View, results: list[Evidence], bound: float) -> Verdict:
+    group = results[0].collective.ranks if results[0].collective else ()
+    differing = _ranks(results) if len(_ranks(results)) < len(group) else ()
+    return _verdict(
+        view,
+        "damaged_reduction",
+        Kind.BAD_REDUCTION,
+        Stage.POST_REDUCE,
+        results,
+        Cause.COMMUNICATION,
+        f"every rank gave {_name_of(results[0])} finite values whose sum cannot exceed {bound:.4g}, "
+        f"yet the result is nonfinite on {rank_list(_ranks(results))}",
+        attribution=_attribution(differing, group) if differing else Attribution.REDUCTION_INDUCED,
+        suspects=differing,
+    )
+
+
+def _incomplete(view: View, first: Evidence, unknown: tuple[int, ...]) -> Verdict:
+    return _verdict(
+        view,
+        "reduced_incomplete",
+        Kind.NONFINITE_GRADIENT,
+        Stage.POST_REDUCE,
+        [first],
+        Cause.UNKNOWN,
+        f"incomplete: {_name_of(first)} returned nonfinite gradients, but the reports of {rank_list(unknown)} are missing, "
+        "so whose they were cannot be told",
+        attribution=Attribution.NONE,
+        suspects=(),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    scaler_search,
+    parameters_at_start,
+    parameters_after_step,
+    raw_gradient,
+    activation_reduction,
+    wire_value,
+    reduced_value,
+    loss_only,
+)
+
+
+def _verdict(
+    view: View,
+    rule: str,
+    kind: Kind,
+    stage: Stage,
+    seen: list[Evidence],
+    cause: Cause,
+    reason: str,
+    *,
+    severity: Severity = Severity.CRITICAL,
+    attribution: Attribution | None = None,
+    suspects: tuple[int, ...] | None = None,
+) -> Verdict:
+    ranks = _ranks(seen) if suspects is None else suspects
+    missing = f" (reports of {rank_list(view.missing)} are missing)" if view.missing and "missing" not in reason else ""
+    return Verdict(
+        rule=rule,
+        kind=kind,
+        stage=stage,
+        attribution=attribution or _attribution(ranks, _group(view, seen)),
+        suspect_ranks=ranks,
+        severity=severity,
+        cause=cause,
+        reason=reason + missing,
+        parameters=parameters_of(seen),
+        missing_ranks=view.missing,
+        findings=findings(view.window, ranks),
+    )
+
+
+def _attribution(ranks: tuple[int, ...], group: tuple[int, ...]) -> Attribution:
+    if not ranks:
+        return Attribution.NONE
+    if len(ranks) == 1:
+        return Attribution.RANK_LOCAL
+    return Attribution.ALL_RANKS if set(ranks) >= set(group) else Attribution.MULTI_RANK
+
+
+def _cause_of_raw(view: View, origins: tuple[int, ...], loss_nonfinite: bool) -> Cause:
+    """Best first reading: one rank's loss alone points at its batch, all ranks at once at the arithmetic they share."""
+    alone = len(origins) < len(view.world)
+    return Cause.DATA if alone and loss_nonfinite else Cause.NUMERICS
+
+
+def _confirmed_gradients(view: View) -> bool:
+    """Derived values count only if the gradients that were applied are nonfinite; real gradients always do."""
+    found = view.window.gradient_evidence()
+    if any(e.collective is None or e.collective.role is Role.GRADIENT for e in found):
+        return True
+    return bool(found) and bool(view.window.of_phase(Phase.APPLIED))
+
+
+def _no_backward(view: View) -> bool:
+    return any(c.closed_by is ClosedBy.EXIT for c in view.window.closed.values())
+
+
+def _group(view: View, seen: list[Evidence]) -> tuple[int, ...]:
+    ranks = {rank for e in seen if e.collective is not None for rank in e.collective.ranks}
+    return tuple(sorted(ranks)) or view.world
+
+
+def _ranks(seen: list[Evidence]) -> tuple[int, ...]:
+    return tuple(sorted({e.rank for e in seen}))
+
+
+def _names(seen: list[Evidence]) -> str:
+    names = parameters_of(seen)
+    total = max((e.parameters_total for e in seen), default=0)
+    if not names:
+        return "parameters not named"
+    return f"{names[0]} and {plural(total - 1, 'other parameter')}" if total > 1 else names[0]
+
+
+def _name_of(seen: Evidence) -> str:
+    one = seen.collective
+    return f"{one.op.rstrip('_')}({one.reduce_op}) #{one.index}" if one else "the reduction"
+
+
+def _dtype(results: list[Evidence]) -> str:
+    return results[0].collective.dtype if results and results[0].collective else "float32"

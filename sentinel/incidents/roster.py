@@ -1,0 +1,129 @@
+"""Which ranks a run has and how each is doing.
+
+Owns rank states only; rounds are joined in ``window.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sentinel.wire.messages import (
+    Counted,
+    Disabled,
+    Evidence,
+    Goodbye,
+    Hello,
+    NodeEnded,
+    PartWritten,
+    Report,
+    RoundClosed,
+)
+
+SILENT_AFTER_SECONDS = 60.0
+
+
+class RankCondition(StrEnum):
+    """``silent``: no report for a minute while running. ``ended``: said goodbye, or its node's processes are gone."""
+
+    RUNNING = "running"
+    SILENT = "silent"
+    DISABLED = "disabled"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class RankState:
+    """What is known of one rank in the newest attempt."""
+
+    rank: int
+    attempt: int
+    node: int = -1
+    state: RankCondition = RankCondition.RUNNING
+    last_seen: float = 0.0
+    last_round: int = -1
+    step: int = -1
+    left_at_round: int | None = None  # last round it closed before it ended or was disabled
+
+
+@dataclass(slots=True)
+class Roster:
+    """Ranks by number. ``world_size`` grows with what launchers and ranks say, and follows a new attempt's."""
+
+    world_size: int = 0
+    attempt: int = 0
+    ranks: dict[int, RankState] = field(default_factory=dict)
+
+    def note(self, report: Report, now: float) -> None:
+        """Take in whom a report comes from, and what it says about that rank's state."""
+        if isinstance(report, NodeEnded):
+            self._node_ended(report)
+            return
+        if report.rank < 0 or report.attempt < self.attempt:
+            return
+        if report.attempt > self.attempt:
+            self._new_attempt(report.attempt)
+        if isinstance(report, Hello):
+            self.world_size = max(report.world_size, 1)
+        state = self.ranks.setdefault(report.rank, RankState(report.rank, report.attempt))
+        state.last_seen = now
+        self._apply(state, report)
+
+    def _apply(self, state: RankState, report: Report) -> None:
+        match report:
+            case Hello():
+                state.node = report.node
+            case RoundClosed():
+                state.last_round, state.step = max(state.last_round, report.round), report.step
+            case Disabled():
+                state.state, state.left_at_round = RankCondition.DISABLED, state.last_round
+            case Goodbye():
+                state.state, state.left_at_round = RankCondition.ENDED, max(report.last_round, state.last_round)
+            case Evidence() | PartWritten() | Counted() | NodeEnded():
+                pass
+        if state.state is RankCondition.SILENT:
+            state.state = RankCondition.RUNNING
+
+    def _new_attempt(self, attempt: int) -> None:
+        self.attempt, self.ranks = attempt, {}
+
+    def _node_ended(self, report: NodeEnded) -> None:
+        for state in self.ranks.values():
+            if state.node == report.node and state.attempt <= report.attempt:
+                state.state = RankCondition.ENDED
+                if state.left_at_round is None:
+                    state.left_at_round = state.last_round
+
+    def tick(self, now: float) -> None:
+        """Mark running ranks that have said nothing for ``SILENT_AFTER_SECONDS``."""
+        for state in self.ranks.values():
+            if state.state is RankCondition.RUNNING and now - state.last_seen > SILENT_AFTER_SECONDS:
+                state.state = RankCondition.SILENT
+
+    def end_all(self) -> None:
+        """No rank will report again."""
+        for state in self.ranks.values():
+            state.state = RankCondition.ENDED
+            if state.left_at_round is None:
+                state.left_at_round = state.last_round
+
+    def present(self) -> int:
+        """How many ranks have not left; cheap, so that a window is looked at closely only when it may be complete."""
+        return self.world_size - sum(1 for s in self.ranks.values() if s.left_at_round is not None)
+
+    def expected(self, round_: int) -> list[int]:
+        """Ranks that should close round ``round_``: all of the world but those that left before it."""
+        everyone = range(self.world_size) if self.world_size else sorted(self.ranks)
+        return [rank for rank in everyone if not self._left_before(rank, round_)]
+
+    def awaited(self, round_: int) -> list[int]:
+        """Expected ranks that can still report: not ended, not disabled, and heard of."""
+        return [rank for rank in self.expected(round_) if self._can_report(rank)]
+
+    def _left_before(self, rank: int, round_: int) -> bool:
+        state = self.ranks.get(rank)
+        return state is not None and state.left_at_round is not None and state.left_at_round < round_
+
+    def _can_report(self, rank: int) -> bool:
+        state = self.ranks.get(rank)
+        return state is None or state.state in (RankCondition.RUNNING, RankCondition.SILENT)
