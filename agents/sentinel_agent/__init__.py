@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sentinel_agent.attach import attach, detach
+    from sentinel_agent.process import attach, detach
 
 __all__ = ["attach", "detach"]
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        from sentinel_agent import attach as module
+        from sentinel_agent import process
 
-        return getattr(module, name)
+        return getattr(process, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

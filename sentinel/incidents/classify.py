@@ -50,6 +50,11 @@ class View:
         ]
 
 
+    def group_of(self, evidence: Evidence) -> tuple[int, ...]:
+        """Global ranks of the group whose collective the evidence is about; the world if it is about none, or all of it."""
+        return (evidence.collective.ranks if evidence.collective else ()) or self.world
+
+
 Outcome = Verdict | Quiet
 Rule = Callable[[View], Outcome | None]
 
@@ -202,7 +207,7 @@ def reduced_value(view: View) -> Outcome | None:
     first = blame.first_reduced(view.window)
     if first is None or first.collective is None or not _confirmed_gradients(view):
         return None
-    group, results = first.collective.ranks, blame.same_collective(view.window, first)
+    group, results = view.group_of(first), blame.same_collective(view.window, first)
     unknown = tuple(rank for rank in group if rank in view.missing)
     if unknown:
         return _incomplete(view, first, unknown)
@@ -229,7 +234,7 @@ def _sum_overflow(view: View, results: list[Evidence], bound: float) -> Verdict:
 
 
 def _damaged_reduction(view: View, results: list[Evidence], bound: float) -> Verdict:
-    group = results[0].collective.ranks if results[0].collective else ()
+    group = view.group_of(results[0])
     differing = _ranks(results) if len(_ranks(results)) < len(group) else ()
     return _verdict(
         view,
@@ -329,8 +334,7 @@ def _no_backward(view: View) -> bool:
 
 
 def _group(view: View, seen: list[Evidence]) -> tuple[int, ...]:
-    ranks = {rank for e in seen if e.collective is not None for rank in e.collective.ranks}
-    return tuple(sorted(ranks)) or view.world
+    return tuple(sorted({rank for e in seen for rank in view.group_of(e)})) or view.world
 
 
 def _ranks(seen: list[Evidence]) -> tuple[int, ...]:
@@ -339,7 +343,7 @@ def _ranks(seen: list[Evidence]) -> tuple[int, ...]:
 
 def _names(seen: list[Evidence]) -> str:
     names = parameters_of(seen)
-    total = max((e.parameters_total for e in seen), default=0)
+    total = max(len(names), *(e.parameters_total for e in seen)) if seen else 0
     if not names:
         return "parameters not named"
     return f"{names[0]} and {plural(total - 1, 'other parameter')}" if total > 1 else names[0]

@@ -70,7 +70,8 @@ class Collective(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     """One reduction as one rank saw it.
 
     ``index`` counts this rank's checked collectives of the group within the round, so the k-th on one rank pairs with the
-    k-th on another. ``ranks`` are global ranks. ``raw`` is the largest finding over the parameter gradients that feed it,
+    k-th on another. ``ranks`` are global ranks, none standing for
+    the whole world. ``raw`` is the largest finding over the parameter gradients that feed it,
     None if nobody could look. ``narrowed`` is True when the wire's dtype is narrower than the gradients' own.
     """
 

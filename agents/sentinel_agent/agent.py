@@ -1,0 +1,195 @@
+"""One training process's agent: its parts, wired to each other and to the taps.
+
+Owns the wiring and the agent's life from attach to goodbye. What the parts do is written in their own files.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sentinel import __version__
+from sentinel.wire.messages import Command, Disabled, DumpRequest, Goodbye, Hello, Report
+from sentinel_agent.channel import Channel
+from sentinel_agent.check import Checker
+from sentinel_agent.config import AgentConfig
+from sentinel_agent.errors import Health
+from sentinel_agent.evidence import Evidencing
+from sentinel_agent.identity import Identity
+from sentinel_agent.ledger import Ledger
+from sentinel_agent.naming import Naming
+from sentinel_agent.patching import restore
+from sentinel_agent.roots import find_roots
+from sentinel_agent.scan import Scan
+from sentinel_agent.taps import batches, clip, leaving, loss, optimizer, wire
+from sentinel_agent.taps.scaler import ScalerTap
+from sentinel_agent.window import Window
+
+
+class Agent:
+    """The agent of one rank. Make it once the rank is known; ``start`` installs the taps."""
+
+    def __init__(self, config: AgentConfig, rank: int, world_size: int) -> None:
+        self.config = config
+        self.health = Health(rank, self._disabled)
+        self.me = Identity(rank, world_size, config.attempt, config.node, self.health)
+        self.naming = Naming()
+        self.scan = Scan(self.naming)
+        self.checker = Checker(timers=config.timers, delay=config.check_delay)
+        self.window = Window(config.window_rounds, config.window_bytes, config.clone_below)
+        self.evidencing = Evidencing(self.me, config, self.window, self.naming, self.send)
+        self.ledger = Ledger(
+            self.me, self.checker, self.scan, self.send, self.evidencing.suspicious, self._round_closed
+        )
+        self.scaler = ScalerTap(self._scaler_skipped, self.health)
+        self.channel = Channel(
+            config.relay or "",
+            identity=(config.attempt, rank, config.node),
+            key=config.command_key,
+            health=self.health,
+            on_command=self._command,
+        )
+        self._first_forward_due = True
+        self._clean = True
+        self._note = ""
+
+    def start(self) -> None:
+        """Open the channel, say hello, install every tap."""
+        if self.config.relay:
+            self.channel.start()
+        self.send(self._hello())
+        guarded = self.health.guarded
+        self.before = guarded("wire", self._maybe_fail("wire", self.ledger.before))
+        self.after = guarded("wire_result", self.ledger.after)
+        wire.install(self)
+        optimizer.install(self._optimizer_steps, self._optimizer_made, self.health)
+        self.scaler.install()
+        loss.install(
+            self.ledger.loss, self._backward_begins, self.ledger.backward_ended, self.scaler.unscaled, self.health
+        )
+        clip.install(self.ledger.pending.join, self.health)
+        batches.install_loader_tap(lambda: self if self.health.active else None, guarded)
+        leaving.install(self.ledger.loss, self._leaving, self.goodbye, self.health)
+        os.register_at_fork(after_in_child=self._forked)
+
+    # --- what the taps feed --------------------------------------------------------------------------------------------
+
+    def root_made(self, module: nn.Module) -> None:
+        """A module that is being trained, or a wrapper around one."""
+        self.naming.add_root(module)
+        batches.watch_root(module)
+
+    def before_batch(self) -> Any:
+        """RNG states before a DataLoader makes its next batch."""
+        return self.window.before_batch()
+
+    def loader_batch(self, batch: object, sample_indices: Any = None, rng: Any = None) -> None:
+        """A DataLoader returned a batch."""
+        self.window.loader_batch(batch, sample_indices, rng)
+
+    def forward_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The outermost root runs; the very first time its parameters are looked at."""
+        self._first_forward()
+        self.window.forward_inputs(args, kwargs)
+
+    def _first_forward(self) -> None:
+        if self._first_forward_due and torch.is_grad_enabled():
+            self._first_forward_due = False
+            self.scan.remember_buffers()
+            self.ledger.start_checked(self.scan.start())
+
+    def _backward_begins(self) -> None:
+        self._first_forward()
+        self.ledger.backward_begins()
+
+    def _optimizer_made(self, made: torch.optim.Optimizer) -> None:
+        if self.naming.add_optimizer(made):
+            for root in find_roots(made):
+                self.root_made(root)
+            self.ledger.layouts.learn(parameter for _, parameter in self.naming.parameters())
+
+    def _optimizer_steps(self, stepping: torch.optim.Optimizer) -> None:
+        if self.naming.add_optimizer(stepping):
+            self.ledger.layouts.learn(parameter for _, parameter in self.naming.parameters())
+        scale, skipped = self.scaler.scale_of(stepping)
+        self.ledger.optimizer_steps(stepping, scale=scale, skipped=skipped)
+
+    def _scaler_skipped(self, left_out: torch.optim.Optimizer, scale: float | None) -> None:
+        self.ledger.optimizer_steps(left_out, scale=scale, skipped=True)
+
+    def _round_closed(self, number: int, step: int, loss_: float | None) -> None:
+        self.evidencing.closed(number, step, loss_)
+        self.window.close_round(number)
+
+    # --- out and back --------------------------------------------------------------------------------------------------
+
+    def send(self, report: Report) -> None:
+        """Queue a report."""
+        self.channel.send(report)
+
+    def _command(self, command: Command) -> None:
+        if isinstance(command, DumpRequest):
+            self.health.guarded("requested_dump", self.evidencing.requested)(command)
+
+    def _hello(self) -> Hello:
+        return Hello(
+            attempt=self.me.attempt,
+            rank=self.me.rank,
+            local_rank=self.config.local_rank,
+            node=self.me.node,
+            world_size=self.me.world_size,
+            pid=os.getpid(),
+            host=self.config.host,
+            agent_version=__version__,
+            torch_version=str(torch.__version__),
+            at=time.time(),
+        )
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def _leaving(self, note: str) -> None:
+        self._clean, self._note = False, note
+        self.ledger.leaving(note)
+
+    def goodbye(self) -> None:
+        """Close the open round, say goodbye and wait a moment for the coordinator to have judged everything."""
+        self.ledger.leaving("")
+        self.health.drops.update(self.window.drops)
+        bye = Goodbye(self.me.attempt, self.me.rank, self.ledger.last_closed, self._clean, self._note)
+        self.channel.goodbye(bye, self.config.goodbye_seconds)
+
+    def stop(self) -> None:
+        """Take every tap out and say goodbye, in a process that goes on."""
+        self.goodbye()
+        self.health.active = False
+        wire.uninstall()
+        optimizer.uninstall()
+        batches.uninstall()
+        restore()
+
+    def _disabled(self, reason: str) -> None:
+        self.send(Disabled(self.me.attempt, self.me.rank, reason))
+
+    def _forked(self) -> None:
+        self.health.active = False
+        self.channel.forget()
+
+    def _maybe_fail(self, site: str, function: Any) -> Any:
+        """For tests of the latch: a tap that raises each time it is called."""
+        if self.config.fail_at != site:
+            return function
+
+        def fail(*_args: Any, **_kwargs: Any) -> None:
+            raise RuntimeError("a fault planted by a test")
+
+        return fail
+
+
+def ranks() -> tuple[int, int]:
+    """(rank, world size) of the default process group."""
+    return dist.get_rank(), dist.get_world_size()

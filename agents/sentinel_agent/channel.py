@@ -1,0 +1,140 @@
+"""The way out of a training process: reports go into a deque, a thread of its own talks to the node's relay.
+
+Owns the socket, its thread and the bounded queues. ``send`` never blocks and never raises; what does not fit is dropped and counted
+under a named reason. Commands come back on the same socket, are verified, and handed to ``on_command`` on this thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from sentinel.wire.codec import MAX_BATCH, FrameRefused, decode_command, encode_reports
+from sentinel.wire.messages import Command, Counted, Goodbye, Released, Report, is_critical
+from sentinel_agent.errors import Health
+
+MAX_SAMPLES = 1024  # healthy rounds waiting for the thread; the newest win
+MAX_CRITICAL = 16384  # evidence waiting for the thread
+POLL_MILLISECONDS = 10
+COUNTED_EVERY_SECONDS = 5.0
+LINGER_MILLISECONDS = 500
+BATCH = min(64, MAX_BATCH)  # keeps a frame of evidence well under the wire's limit
+
+
+class Channel:
+    """One rank's connection to its relay (``address`` is ipc://)."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        identity: tuple[int, int, int],
+        key: bytes,
+        health: Health,
+        on_command: Callable[[Command], None],
+    ) -> None:
+        self._address = address
+        self._attempt, self._rank, self._node = identity
+        self._key = key
+        self._health = health
+        self._on_command = on_command
+        self._samples: deque[Report] = deque(maxlen=MAX_SAMPLES)
+        self._critical: deque[Report] = deque(maxlen=MAX_CRITICAL)
+        self._stop = threading.Event()
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sentinel-channel", daemon=True)
+
+    def start(self) -> None:
+        """Connect and begin to send."""
+        self._thread.start()
+
+    def send(self, report: Report) -> None:
+        """Queue a report. Called from the training thread: two appends' worth of time, whatever the network does."""
+        queue = self._critical if is_critical(report) else self._samples
+        if len(queue) == queue.maxlen:
+            self._health.drops["channel_full"] += 1
+        queue.append(report)
+
+    def goodbye(self, report: Goodbye, timeout: float) -> bool:
+        """Say goodbye, wait up to ``timeout`` seconds to be released, and close. True if released in time."""
+        self.send(report)
+        released = self._thread.is_alive() and self._released.wait(timeout)
+        self.close()
+        return released
+
+    def close(self) -> None:
+        """Send what is queued and end the thread; at most about a second."""
+        self._stop.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=1.0)
+
+    def forget(self) -> None:
+        """In a forked child: the socket and its thread belong to the parent."""
+        self._samples.clear()
+        self._critical.clear()
+
+    def _run(self) -> None:
+        try:
+            self._talk()
+        except Exception as error:  # noqa: BLE001 - the channel's thread must end in a count, not in a traceback
+            self._health.fault("channel", error)
+            self._health.disable(f"its channel died: {type(error).__name__}: {error}")
+
+    def _talk(self) -> None:
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, LINGER_MILLISECONDS)
+        socket.setsockopt(zmq.SNDHWM, MAX_SAMPLES)
+        socket.setsockopt(zmq.IDENTITY, f"rank-{self._attempt}-{self._rank}-{os.getpid()}".encode())
+        socket.connect(self._address)
+        try:
+            counted_at = time.monotonic()
+            while not self._stop.is_set():
+                if socket.poll(POLL_MILLISECONDS):
+                    self._receive(socket)
+                self._flush(socket)
+                if time.monotonic() - counted_at > COUNTED_EVERY_SECONDS:
+                    counted_at = time.monotonic()
+                    self._count()
+            self._count()
+            self._flush(socket)
+        finally:
+            socket.close()
+            context.term()
+
+    def _count(self) -> None:
+        if self._health.drops or self._health.faults:
+            drops, faults = dict(self._health.drops), dict(self._health.faults)
+            self._samples.append(Counted(self._attempt, self._rank, self._node, drops, faults))
+
+    def _flush(self, socket: zmq.Socket[bytes]) -> None:
+        """Send what waits, evidence first. A full socket keeps evidence here and drops samples."""
+        for queue in (self._critical, self._samples):
+            while queue:
+                batch = [queue.popleft() for _ in range(min(BATCH, len(queue)))]
+                try:
+                    socket.send(encode_reports(batch), zmq.NOBLOCK)
+                except TypeError as error:  # a field of a type the wire does not know: lose this batch, not the channel
+                    self._health.fault("encode", error)
+                except zmq.Again:
+                    if queue is self._critical:
+                        queue.extendleft(reversed(batch))
+                    else:
+                        self._health.drops["relay_full"] += len(batch)
+                    return
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        frame = socket.recv(zmq.NOBLOCK)
+        try:
+            command = decode_command(frame, self._key, time.time())
+        except FrameRefused as refused:
+            self._health.faults[f"command:{refused.reason}"] += 1
+            return
+        if isinstance(command, Released):
+            self._released.set()
+        self._on_command(command)

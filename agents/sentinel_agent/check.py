@@ -1,0 +1,97 @@
+"""One pass over a tensor: is anything in it nonfinite, and how large is the rest.
+
+Owns the arithmetic of a check and nothing else: no I/O, no knowledge of rounds. ``aminmax`` propagates NaN and is exact in
+every floating dtype it supports, at about the price of one read; counts are taken only when it finds something.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from sentinel.wire.messages import Check
+
+EMPTY = Check(0, 0, 0, 0.0)
+
+
+def local_part(tensor: Any) -> torch.Tensor | None:
+    """The plain floating tensor behind ``tensor`` that this rank holds; None if there is nothing to check.
+
+    DTensors give their local shard, sparse tensors their values, complex ones their real view. Integers, empty, meta and other
+    subclasses (FakeTensor while tracing) give None.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    if hasattr(tensor, "_local_tensor"):
+        tensor = tensor._local_tensor
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    tensor = tensor.detach()
+    if tensor.is_sparse:
+        tensor = tensor._values()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.device.type == "meta":
+        return None
+    return tensor if tensor.layout is torch.strided else None
+
+
+class Checker:
+    """Checks tensors. ``seconds`` is the time spent here, if ``timers``; ``count`` the tensors looked at."""
+
+    def __init__(self, *, timers: bool = False, delay: float = 0.0) -> None:
+        self.seconds = 0.0
+        self.count = 0
+        self._timers = timers
+        self._delay = delay
+
+    def check(self, tensors: Iterable[Any]) -> Check | None:
+        """Merged finding over ``tensors``; None if none of them can be checked."""
+        began = time.perf_counter() if self._timers else 0.0
+        if self._delay:
+            time.sleep(self._delay)
+        found: Check | None = None
+        for tensor in tensors:
+            part = local_part(tensor)
+            if part is not None:
+                self.count += 1
+                one = check_one(part)
+                found = one if found is None else merged(found, one)
+        if self._timers:
+            self.seconds += time.perf_counter() - began
+        return found
+
+
+def check_one(tensor: torch.Tensor) -> Check:
+    """Check of one plain floating tensor (any shape, not empty). 8-bit floats are widened first: no reduction takes them."""
+    if tensor.element_size() < 2:
+        tensor = tensor.to(torch.float32)
+    low, high = torch.aminmax(tensor)
+    lowest, highest = low.item(), high.item()
+    if math.isfinite(lowest) and math.isfinite(highest):
+        return Check(tensor.numel(), 0, 0, max(abs(lowest), abs(highest)))
+    return _counted(tensor)
+
+
+def _counted(tensor: torch.Tensor) -> Check:
+    finite = torch.isfinite(tensor)
+    nan = int(torch.isnan(tensor).sum())
+    inf = tensor.numel() - int(finite.sum()) - nan
+    kept = torch.where(finite, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+    low, high = torch.aminmax(kept)
+    return Check(tensor.numel(), nan, inf, max(abs(low.item()), abs(high.item())))
+
+
+def merged(one: Check, other: Check) -> Check:
+    """Both findings as one."""
+    return Check(one.numel + other.numel, one.nan + other.nan, one.inf + other.inf, max(one.absmax, other.absmax))
+
+
+def is_nonfinite(tensor: Any) -> bool:
+    """True if the local part of ``tensor`` holds NaN or inf."""
+    part = local_part(tensor)
+    return part is not None and check_one(part).nonfinite

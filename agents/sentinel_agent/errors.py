@@ -1,0 +1,62 @@
+"""How a fault of our own is kept from the training job: caught at the tap, counted by name, and after too many, the agent is off.
+
+Owns the counts of faults and drops of this process. This is one of the four places where everything is caught on purpose.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MAX_FAULTS = 5
+"""An agent that has faulted this often at its taps switches itself off: a sixth look is unlikely to go better."""
+
+
+class Health:
+    """Is the agent on, and what went wrong in it so far. ``on_disable`` hears the reason once, when it switches off."""
+
+    def __init__(self, rank: int, on_disable: Callable[[str], None]) -> None:
+        self.active = True
+        self.faults: Counter[str] = Counter()
+        self.drops: Counter[str] = Counter()
+        self._rank = rank
+        self._on_disable = on_disable
+
+    def fault(self, site: str, error: BaseException) -> None:
+        """Count an exception caught at ``site``; the fifth disables the agent."""
+        self.faults[f"{site}:{type(error).__name__}"] += 1
+        if self.active and self.faults.total() >= MAX_FAULTS:
+            self.disable(f"{self.faults.total()} faults, last at {site}: {type(error).__name__}: {str(error)[:200]}")
+
+    def disable(self, reason: str) -> None:
+        """Switch the agent off for good, loudly. Training goes on, unwatched on this rank."""
+        if not self.active:
+            return
+        self.active = False
+        print(
+            f"sentinel: agent of rank {self._rank} switched itself off, training goes on unwatched: {reason}",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._on_disable(reason)
+
+    def guarded(self, site: str, function: Callable[P, R]) -> Callable[P, R | None]:
+        """``function``, but it does nothing once the agent is off, and never raises."""
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            if not self.active:
+                return None
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - the host must never see a fault of ours
+                self.fault(site, error)
+                return None
+
+        return call

@@ -1,0 +1,116 @@
+"""When this rank writes its part of a bundle, and with which state.
+
+Owns the decision and the budget of bundles; writing is ``dump.py``'s. A rank that saw the fault writes before the step, while
+parameters are whole; a rank that is asked later writes what its window still holds, and says that the optimizer has stepped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sentinel.wire.messages import DumpRequest, PartWritten
+from sentinel_agent.check import is_nonfinite
+from sentinel_agent.config import AgentConfig
+from sentinel_agent.dump import PartRequest, write_part
+from sentinel_agent.identity import Identity
+from sentinel_agent.naming import Naming
+from sentinel_agent.rounds import Round
+from sentinel_agent.window import Window
+
+KEPT_ROUNDS = 16
+
+
+class Evidencing:
+    """Writes parts of this rank, at most ``config.max_bundles`` of its own accord."""
+
+    def __init__(
+        self, me: Identity, config: AgentConfig, window: Window, naming: Naming, send: Callable[[Any], None]
+    ) -> None:
+        self._me = me
+        self._config = config
+        self._window = window
+        self._naming = naming
+        self._send = send
+        self._written: set[int] = set()
+        self._steps: dict[int, tuple[int, float | None]] = {}
+        self._last: int | None = None
+        self._lock = threading.Lock()
+
+    def suspicious(self, closing: Round, step: int, why: str) -> None:
+        """A round with a nonfinite loss or gradient closes on this rank; the optimizer has not stepped yet."""
+        if self._last is not None and closing.number - self._last <= KEPT_ROUNDS and self._state_is_damaged():
+            return  # an echo: the origin is on disk, and this round's state is already lost
+        if len(self._written) >= self._config.max_bundles:
+            self._me.health.drops["bundle_limit"] += 1
+            return
+        self._last = closing.number
+        gradients = [(n, p.grad) for n, p in self._naming.parameters() if p.grad is not None and is_nonfinite(p.grad)]
+        self._write(closing.number, step, f"nonfinite values, closed by {why}", closing.loss, False, gradients)
+
+    def closed(self, number: int, step: int, loss: float | None) -> None:
+        """Remember step and loss of the last rounds, for requests that come later."""
+        self._steps[number] = (step, loss)
+        self._steps.pop(number - KEPT_ROUNDS, None)
+
+    def requested(self, request: DumpRequest) -> None:
+        """The coordinator wants this rank's part of a round it saw nothing wrong in. Runs on the channel's thread."""
+        if request.attempt != self._me.attempt or (request.ranks and self._me.rank not in request.ranks):
+            return
+        step, loss = self._steps.get(request.round, (request.round, None))
+        self._write(request.round, step, "requested by the coordinator", loss, True, [])
+
+    def _state_is_damaged(self) -> bool:
+        return any(is_nonfinite(parameter) for _, parameter in self._naming.parameters())
+
+    def _write(
+        self,
+        number: int,
+        step: int,
+        reason: str,
+        loss: float | None,
+        after: bool,
+        gradients: list[tuple[str, torch.Tensor]],
+    ) -> None:
+        with self._lock:
+            if number in self._written:
+                return
+            self._written.add(number)
+        parameters, buffers = list(self._naming.parameters()), list(self._naming.buffers())
+        result = write_part(
+            PartRequest(
+                run_dir=self._config.run_dir,
+                run_id=self._config.run_id,
+                attempt=self._me.attempt,
+                rank=self._me.rank,
+                world_size=self._me.world_size,
+                node=self._me.node,
+                round=number,
+                step=step,
+                state_after_step=after,
+                reason=reason,
+                loss=loss,
+                level="stats" if self._config.dump_level == "stats" else "batch",
+                entries=self._window.entries(number),
+                named_parameters=[] if after else parameters,
+                named_buffers=[] if after else buffers,
+                nonfinite_gradients=gradients,
+                byte_cap=self._config.part_bytes,
+            )
+        )
+        self._send(
+            PartWritten(
+                attempt=self._me.attempt,
+                rank=self._me.rank,
+                round=number,
+                step=step,
+                node=self._me.node,
+                directory=result.directory,
+                bytes=result.bytes,
+                seconds=result.seconds,
+                error=result.error,
+            )
+        )

@@ -1,0 +1,104 @@
+"""Checks of results that have not arrived yet, and the points where they must be finished.
+
+Owns the wait for collectives. Nobody may write a gradient while a check still reads it: checks of DDP's buckets are joined at
+the end of backward (an engine callback queued at the first bucket, so it runs before DDP copies anything), the others before
+the user's own ``wait`` returns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sentinel_agent.errors import Health
+from sentinel_agent.rounds import Reduction
+
+JOIN_SECONDS = 5.0
+"""A callback that has not run this long after its collective completed is given up, and counted."""
+
+
+class Pending:
+    """Reductions whose result is still to be checked. ``finish(reduction)`` looks at the result."""
+
+    def __init__(self, finish: Callable[[Reduction], None], health: Health) -> None:
+        self._finish = finish
+        self._health = health
+        self._waiting: deque[tuple[Reduction, threading.Event | None]] = deque()
+        self._queued_for: int | None = None
+        self._lock = threading.Lock()
+
+    def now(self, reduction: Reduction) -> None:
+        """The caller waits for this collective at once, so wait and look now (waiting twice is harmless)."""
+        if self._wait(reduction.work):
+            self._finish(reduction)
+
+    def at_end_of_backward(self, reduction: Reduction) -> None:
+        """Look when backward ends, on the thread that runs it, before any of the gradients can be written."""
+        self._waiting.append((reduction, None))
+        task = torch._C._current_graph_task_id()
+        if self._queued_for != task:
+            self._queued_for = task
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._health.guarded("join", self.join))
+
+    def when_complete(self, reduction: Reduction) -> None:
+        """Look from the collective's own completion callback, which runs before the user's ``Work.wait`` returns."""
+        try:
+            future = reduction.work.get_future()
+        except RuntimeError:  # gloo's reduce_scatter has no future: look at the next join
+            self._waiting.append((reduction, None))
+            return
+        done = threading.Event()
+        self._waiting.append((reduction, done))
+        look = self._health.guarded("completion", self._finish)
+
+        def completed(future: Any) -> None:
+            try:
+                if _succeeded(future):
+                    look(reduction)
+            finally:
+                done.set()
+
+        future.add_done_callback(completed)
+
+    def join(self) -> None:
+        """Finish every outstanding check."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return
+                reduction, done = self._waiting.popleft()
+            if not self._wait(reduction.work):
+                continue
+            if done is None:
+                self._finish(reduction)
+            elif not done.wait(JOIN_SECONDS):
+                self._health.drops["check_not_finished"] += 1
+
+    def forget_done(self) -> None:
+        """Drop finished entries at the head, so that async collectives outside of a round do not pile up."""
+        while self._waiting and self._waiting[0][1] is not None and self._waiting[0][1].is_set():
+            self._waiting.popleft()
+
+    def _wait(self, work: Any) -> bool:
+        """Wait for a collective; False if it failed, which its caller will hear from torch."""
+        if work is None:
+            return True
+        try:
+            work.wait()
+        except RuntimeError:
+            self._health.drops["collective_failed"] += 1
+            return False
+        return True
+
+
+def _succeeded(future: Any) -> bool:
+    try:
+        future.value()
+    except RuntimeError:
+        return False
+    return True

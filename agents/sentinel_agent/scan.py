@@ -1,0 +1,148 @@
+"""Looks at parameters, gradients and buffers by name: expensive, so only when a check found something, or once at the start.
+
+Owns which tensors are looked at and what they are called; single checks are ``check.py``'s.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sentinel.wire.messages import Check
+from sentinel_agent.check import EMPTY, check_one, local_part, merged
+from sentinel_agent.naming import Naming
+from sentinel_agent.roles import storage_of
+from sentinel_agent.rounds import Reduction
+from sentinel_agent.taps import fsdp
+
+MAX_NAMES = 32
+SAMPLED_GRADIENTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What a look at many tensors found: ``names`` are the nonfinite ones (at most 32 of ``total``)."""
+
+    found: Check
+    names: tuple[str, ...] = ()
+    total: int = 0
+    narrowed: bool = False
+
+    @property
+    def nonfinite(self) -> bool:
+        """True if any of the tensors was nonfinite."""
+        return self.found.nonfinite
+
+
+class Scan:
+    """Named looks at the state of the training."""
+
+    def __init__(self, naming: Naming) -> None:
+        self.naming = naming
+        self._sampled: list[tuple[weakref.ref[torch.Tensor], int, int]] = []
+        self._finite_at_start: set[str] | None = None
+
+    def start(self) -> Scanned:
+        """Parameters before the first forward. Infinity in a parameter that is not trained may be meant (a mask): NaN never is."""
+        return _look(
+            (name, p) for name, p in self.naming.parameters() if not isinstance(p, torch.nn.UninitializedParameter)
+        )
+
+    def parameters(self) -> Scanned:
+        """All parameters as they are now."""
+        return _look(self.naming.parameters())
+
+    def buffers(self) -> Scanned:
+        """Buffers that hold NaN, or inf where there was none before (masks of -inf are meant)."""
+        found = _look(self.naming.buffers())
+        if self._finite_at_start is None:
+            return found if found.found.nan else Scanned(EMPTY)
+        now = [(name, buffer) for name, buffer in self.naming.buffers() if name in self._finite_at_start]
+        return _look(now)
+
+    def remember_buffers(self) -> None:
+        """Note which buffers are finite before the training begins."""
+        parts = ((name, local_part(buffer)) for name, buffer in self.naming.buffers())
+        self._finite_at_start = {name for name, part in parts if part is not None and not check_one(part).nonfinite}
+
+    def gradients(self) -> Scanned:
+        """Every ``.grad`` as it is now."""
+        return _look((name, p.grad) for name, p in self.naming.parameters() if p.grad is not None)
+
+    def raw(self, reduction: Reduction, parts: list[torch.Tensor], reduced: set[int]) -> Scanned:
+        """Gradients behind a nonfinite wire, as autograd left them; those that a collective already wrote are left out."""
+        sharded = fsdp.current()
+        if sharded is not None:
+            return _of_sharded(sharded, reduction, parts)
+        local = [
+            (name, p.grad)
+            for name, p in self.naming.parameters()
+            if p.grad is not None and (storage_of(p.grad) not in reduced)
+        ]
+        looked = _look(local)
+        wire_bits = parts[0].element_size()
+        narrowed = any(wire_bits < local_part_size(gradient) for _, gradient in local)
+        return Scanned(looked.found, looked.names, looked.total, narrowed)
+
+    def remember_gradients(self) -> None:
+        """After a backward: sample a few gradients, so that it can be told later whether they were cleared."""
+        self._sampled = []
+        for optimizer in self.naming.optimizers() or ():
+            parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            for parameter in {id(p): p for p in (*parameters[:2], *parameters[-2:])}.values():
+                self._sampled.append((weakref.ref(parameter), id(parameter.grad), parameter.grad._version))
+
+    def cleared(self) -> bool:
+        """True if every gradient sampled after the last backward is gone or zero now."""
+        alive = [(p, grad, version) for ref, grad, version in self._sampled if (p := ref()) is not None]
+        return bool(alive) and all(_is_cleared(p, version) for p, _, version in alive)
+
+
+def local_part_size(tensor: Any) -> int:
+    """Bytes of one element of the tensor's local part, 0 if it cannot be checked."""
+    part = local_part(tensor)
+    return part.element_size() if part is not None else 0
+
+
+def _is_cleared(parameter: torch.Tensor, version: int) -> bool:
+    gradient = parameter.grad
+    if gradient is None:
+        return True
+    if gradient._version == version:
+        return False
+    part = local_part(gradient)
+    return part is not None and part.device.type == "cpu" and not bool(part.any())
+
+
+def _look(named: Iterable[tuple[str, Any]]) -> Scanned:
+    names: list[str] = []
+    found, total = EMPTY, 0
+    for name, tensor in named:
+        part = local_part(tensor)
+        if part is None:
+            continue
+        one = check_one(part)
+        found = merged(found, one)
+        if one.nonfinite:
+            total += 1
+            if len(names) < MAX_NAMES:
+                names.append(name)
+    return Scanned(found, tuple(names), total)
+
+
+def _of_sharded(sharded: fsdp.Unsharded, reduction: Reduction, parts: list[torch.Tensor]) -> Scanned:
+    """FSDP2: looked at before the cast if there is one; otherwise the wire holds the very gradients, column by column."""
+    if sharded.raw is not None:
+        names = tuple(
+            name for name, one in zip(sharded.names, sharded.raw, strict=True) if one is not None and one.nonfinite
+        )
+        found = EMPTY
+        for one in sharded.raw:
+            found = merged(found, one) if one is not None else found
+        return Scanned(found, names[:MAX_NAMES], len(names), narrowed=True)
+    names = tuple(sharded.nonfinite_columns(parts[0]))
+    return Scanned(reduction.wire, names[:MAX_NAMES], len(names))

@@ -1,0 +1,55 @@
+"""Tap on ``torch.autograd.backward``: the loss it is called on, and where a backward begins and ends.
+
+Owns the patch. ``Tensor.backward`` and pipelines call this very function, looked up at call time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sentinel_agent.errors import Health
+from sentinel_agent.patching import wrap
+
+
+def install(
+    on_loss: Callable[[float], None],
+    begins: Callable[[], None],
+    ended: Callable[[], None],
+    unscaled: Callable[[torch.Tensor], torch.Tensor],
+    health: Health,
+) -> None:
+    """Call ``begins()``, ``on_loss(value)`` for a one-element floating root, run the backward, then ``ended()``."""
+    before = health.guarded("loss", lambda tensors: _before(tensors, on_loss, begins, unscaled))
+    after = health.guarded("backward_end", ended)
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(tensors, *args, **kwargs)
+            before(tensors)
+            result = original(tensors, *args, **kwargs)
+            after()
+            return result
+
+        return backward
+
+    wrap(torch.autograd, "backward", make)
+
+
+def _before(
+    tensors: Any,
+    on_loss: Callable[[float], None],
+    begins: Callable[[], None],
+    unscaled: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    begins()
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if len(roots) != 1 or not isinstance(roots[0], torch.Tensor) or roots[0].numel() != 1:
+        return
+    loss = unscaled(roots[0]).detach()
+    loss = getattr(loss, "_local_tensor", loss)
+    if loss.is_floating_point() and loss.device.type != "meta":
+        on_loss(float(loss))

@@ -1,0 +1,66 @@
+"""Tap on optimizers: a global pre-hook before every step, and their construction.
+
+Owns the hook and the wrapping of closures: Lightning and LBFGS run backward *inside* ``step(closure)``, so the round is judged
+when the closure returns. What a step means is the ledger's business.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from sentinel_agent.errors import Health
+from sentinel_agent.patching import wrap
+
+_handles: list[RemovableHandle] = []
+
+
+def install(
+    on_step: Callable[[torch.optim.Optimizer], None], on_made: Callable[[torch.optim.Optimizer], None], health: Health
+) -> None:
+    """Call ``on_step(optimizer)`` once its gradients are ready and before it uses them; ``on_made`` after construction."""
+    step = health.guarded("optimizer", on_step)
+    made = health.guarded("optimizer_made", on_made)
+
+    def before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.compiler.is_compiling():
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            step(optimizer)
+            return None
+        judged = _judged_after(closure, functools.partial(step, optimizer))
+        return (args, {**kwargs, "closure": judged}) if "closure" in kwargs else ((args[0], judged, *args[2:]), kwargs)
+
+    if not _handles:
+        _handles.append(register_optimizer_step_pre_hook(before_step))
+    wrap(torch.optim.Optimizer, "__init__", lambda original: _then(original, made))
+
+
+def uninstall() -> None:
+    """Remove the hook."""
+    while _handles:
+        _handles.pop().remove()
+
+
+def _judged_after(closure: Callable[[], Any], judge: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(closure)
+    def call() -> Any:
+        result = closure()
+        judge()
+        return result
+
+    return call
+
+
+def _then(original: Callable[..., None], made: Callable[[Any], Any]) -> Callable[..., None]:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        made(self)
+
+    return init

@@ -1,0 +1,158 @@
+"""Tap on the wire: a Python kernel for c10d's reductions at dispatch key BackendSelect.
+
+Owns the kernels and what they read off a call. They see every caller on every thread (DDP's C++ reducer, FSDP, hand-written loops,
+functional and compiled collectives) and pass arguments through untouched, so results stay bit-identical. What a value means is
+the ledger's business.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+OPS = {
+    "allreduce_": ("tensors", "tensors"),
+    "allreduce_coalesced_": ("tensors", "tensors"),
+    "reduce_": ("tensors", "tensors"),
+    "_reduce_scatter_base_": ("input_tensor", "output_tensor"),
+    "reduce_scatter_": ("input_tensors", "output_tensors"),
+    "reduce_scatter_tensor_coalesced_": ("inputs", "outputs"),
+}
+"""Op -> names of its input and output arguments in the c10d schema."""
+
+REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+"""c10d's RedOpType, in the order of its enum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a reduction as the kernel sees it."""
+
+    op: str
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    group: Any
+    reduce_op: Callable[[], str]
+    waits: bool  # the caller asked for a synchronous collective
+
+
+class Listener(Protocol):
+    """What the tap calls. Neither may raise, so even reading the call is left to the listener's own guard."""
+
+    def before(self, read: Callable[[], Call]) -> Any:
+        """Look at the inputs of the call that ``read`` gives. Returns a token for ``after``, or None for no interest."""
+
+    def after(self, token: Any, work: Callable[[], Any]) -> None:
+        """The collective was issued; ``work`` gives its c10d Work."""
+
+
+_library: torch.library.Library | None = None
+_listener: Listener | None = None
+_busy = threading.local()
+
+
+def install(listener: Listener) -> None:
+    """Register the kernels (once per process) and send calls to ``listener``."""
+    global _library, _listener
+    _listener = listener
+    if _library is None:
+        _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        for op in OPS:
+            if hasattr(torch.ops.c10d, op):
+                _library.impl(op, _kernel(op), "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+
+
+def uninstall() -> None:
+    """Stop listening. The kernels stay registered and pass calls through."""
+    global _listener
+    _listener = None
+
+
+def _kernel(name: str) -> Callable[..., Any]:
+    overload = getattr(torch.ops.c10d, name).default
+    below = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+    read = _reader(name, [argument.name for argument in overload._schema.arguments])
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        listener = _listener
+        if listener is None or getattr(_busy, "inside", False):
+            return overload.redispatch(keys - below, *args, **kwargs)
+        _busy.inside = True
+        try:
+            token = listener.before(lambda: read(args, kwargs))
+        finally:
+            _busy.inside = False
+        result = overload.redispatch(keys - below, *args, **kwargs)
+        if token is not None:
+            _busy.inside = True
+            try:
+                listener.after(token, lambda: _work(result))
+            finally:
+                _busy.inside = False
+        return result
+
+    return kernel
+
+
+def _reader(name: str, order: list[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], Call]:
+    """A function that picks the parts of a Call out of positional and keyword arguments, by the schema's names."""
+    inputs, outputs = OPS[name]
+    at = {argument: i for i, argument in enumerate(order)}
+
+    def pick(args: tuple[Any, ...], kwargs: dict[str, Any], argument: str, default: Any) -> Any:
+        i = at.get(argument, len(args))
+        return args[i] if i < len(args) else kwargs.get(argument, default)
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        reduce_op = pick(args, kwargs, "reduce_op", None)
+        return Call(
+            op=name,
+            inputs=_flat(pick(args, kwargs, inputs, ())),
+            outputs=_flat(pick(args, kwargs, outputs, ())),
+            group=pick(args, kwargs, "process_group", None),
+            reduce_op=lambda: _reduce_op_name(reduce_op),
+            waits=not pick(args, kwargs, "async_op", True),
+        )
+
+    return read
+
+
+def _reduce_op_name(boxed: Any) -> str:
+    try:
+        return REDUCE_OPS[boxed.op()]
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        return "UNKNOWN"
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for item in value for tensor in _flat(item)] if isinstance(value, (list, tuple)) else []
+
+
+def _work(result: Any) -> Any:
+    boxed = result[1] if isinstance(result, (tuple, list)) else result
+    return dist.Work.unbox(boxed)
+
+
+_groups: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+
+def forget_groups() -> None:
+    """A new default process group was made: names may now mean other ranks."""
+    _groups.clear()
+
+
+def group_of(boxed: Any) -> tuple[str, tuple[int, ...]]:
+    """Name and global ranks of a boxed process group; no ranks stand for the whole world."""
+    group = dist.ProcessGroup.unbox(boxed)
+    name = group.group_name
+    if name not in _groups:
+        ranks = tuple(dist.get_process_group_ranks(group))
+        _groups[name] = (name, () if len(ranks) == dist.get_world_size() else ranks)
+    return _groups[name]

@@ -1,0 +1,94 @@
+"""Who may read the pages, and what browsers may do with them: token, Host check, security headers.
+
+Owns the middleware around every request, and the pages' one broad ``except``. Pages are read-only, so any method but GET and
+HEAD is refused here.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable, Container
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/healthz"})
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Access:
+    """ASGI middleware. ``hosts`` are the Host names answered to, None for any; ``token`` is asked for unless None;
+    ``count_fault`` is called once for each request that failed by a fault of ours.
+
+    Without a token the Host check keeps a web page elsewhere from reading these pages through a name of its own that
+    resolves to 127.0.0.1.
+    """
+
+    def __init__(
+        self, app: ASGIApp, token: str | None, hosts: Container[str] | None, count_fault: Callable[[], None]
+    ) -> None:
+        self._app = app
+        self._count_fault = count_fault
+        self._token = token
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer or refuse one request."""
+        if scope["type"] != "http":
+            return
+        started = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            await (self._refusal(scope) or self._app)(scope, receive, send_with_headers)
+        except Exception as error:  # noqa: BLE001 - the one for pages; counted, and the client is told
+            self._count_fault()
+            log.error("page %s failed: %s: %s", ascii(scope["path"])[:100], type(error).__name__, error)
+            if not started:
+                await _error(500, "fault", type(error).__name__)(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if scope["method"] not in ("GET", "HEAD"):
+            return _error(405, "method_not_allowed", "these pages can only be read", {"Allow": "GET, HEAD"})
+        if self._hosts is not None and _host_name(headers.get("host", "")) not in self._hosts:
+            return _error(421, "unknown_host", "this host name is not one of this coordinator's")
+        if self._token is not None and scope["path"] not in OPEN_PATHS and not self._has_token(headers):
+            return _error(401, "token_required", "send Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+        return None
+
+    def _has_token(self, headers: Headers) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        expected = self._token or ""
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), expected.encode())
+
+
+def _error(status: int, reason: str, detail: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": reason, "detail": detail}, status_code=status, headers=headers)
+
+
+def _host_name(header: str) -> str:
+    """The name in a Host header, without port and brackets."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()

@@ -1,0 +1,160 @@
+"""The truth at one moment, as the loop's thread sees it: what metrics, pages and the API are made from.
+
+Owns the shapes and their taking. Immutable, so that any thread may read one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+from sentinel.coordinator.run import Run
+from sentinel.coordinator.totals import DUMP_BUCKETS_SECONDS
+from sentinel.incidents.model import Incident, State
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """One run's numbers. Histogram counts are per bucket, not cumulative."""
+
+    run_id: str
+    ended: bool
+    world_size: int
+    agents: Mapping[str, int]
+    incidents: Mapping[str, int]  # by kind
+    open_incidents: Mapping[str, int]  # by severity
+    reports: int
+    rounds_checked: int
+    benign_skips: int
+    rank_rounds: int
+    check_seconds: float
+    last_report_at: float
+    drops: Mapping[str, int]
+    faults: Mapping[str, int]
+    dump_parts: int
+    dump_bytes: int
+    dump_seconds_sum: float
+    dump_seconds_buckets: tuple[int, ...]
+    dump_failures: Mapping[str, int]
+    bundles: int
+    classify_seconds: float
+    classify_calls: int
+    relays: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All runs, and the coordinator's own counters."""
+
+    taken_at: float
+    runs: tuple[RunSnapshot, ...]
+    rejected: Mapping[str, int]
+    faults: Mapping[str, int]
+    denied_connections: int
+    acknowledged: int
+    undeliverable: int
+    backlog_rows: int
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class RankStatus(_Record):
+    """One rank of the newest attempt. ``last_seen`` in unix seconds."""
+
+    rank: int
+    state: str
+    node: int
+    step: int
+    last_round: int
+    last_seen: float
+
+
+class RunStatus(_Record):
+    """One run as ``/api/v1/status`` tells it."""
+
+    run_id: str
+    ended: bool
+    world_size: int
+    last_round: int
+    rounds_checked: int
+    reports: int
+    benign_skips: int
+    open_incidents: int
+    states: dict[str, int]
+    drops: dict[str, int]
+    ranks: tuple[RankStatus, ...]
+
+
+def run_snapshot(run: Run) -> RunSnapshot:
+    """Numbers of one run."""
+    tracker, totals = run.tracker, run.totals
+    incidents = tuple(tracker.incidents.values())
+    return RunSnapshot(
+        run_id=run.run_id,
+        ended=run.ended,
+        world_size=tracker.world_size,
+        agents=Counter(rank.state.value for rank in tracker.ranks.values()),
+        incidents=Counter(incident.kind.value for incident in incidents),
+        open_incidents=Counter(incident.severity.value for incident in _open(incidents)),
+        reports=tracker.counts.reports,
+        rounds_checked=tracker.counts.rounds_checked,
+        benign_skips=tracker.counts.benign_skips,
+        rank_rounds=totals.rank_rounds,
+        check_seconds=totals.check_seconds,
+        last_report_at=totals.last_report_at,
+        drops=tracker.counts.drops(),
+        faults=tracker.counts.faults(),
+        dump_parts=totals.dump_parts,
+        dump_bytes=totals.dump_bytes,
+        dump_seconds_sum=totals.dump_seconds.sum,
+        dump_seconds_buckets=tuple(totals.dump_seconds.by_bound) or (0,) * (len(DUMP_BUCKETS_SECONDS) + 1),
+        dump_failures={reason.value: count for reason, count in totals.dump_failures.items()},
+        bundles=totals.bundles,
+        classify_seconds=totals.classify_seconds,
+        classify_calls=totals.classify_calls,
+        relays=len(run.routes),
+    )
+
+
+def run_status(run: Run, *, with_ranks: bool) -> RunStatus:
+    """Status of one run; ranks in ascending order, left out on request (a large run has many)."""
+    tracker = run.tracker
+    ranks = [tracker.ranks[rank] for rank in sorted(tracker.ranks)]
+    return RunStatus(
+        run_id=run.run_id,
+        ended=run.ended,
+        world_size=tracker.world_size,
+        last_round=max((rank.last_round for rank in ranks), default=-1),
+        rounds_checked=tracker.counts.rounds_checked,
+        reports=tracker.counts.reports,
+        benign_skips=tracker.counts.benign_skips,
+        open_incidents=len(_open(tracker.incidents.values())),
+        states=dict(sorted(Counter(rank.state.value for rank in ranks).items())),
+        drops=dict(sorted(tracker.counts.drops().items())),
+        ranks=tuple(
+            RankStatus(
+                rank=r.rank,
+                state=r.state.value,
+                node=r.node,
+                step=r.step,
+                last_round=r.last_round,
+                last_seen=r.last_seen,
+            )
+            for r in (ranks if with_ranks else ())
+        ),
+    )
+
+
+def empty_snapshot() -> Snapshot:
+    """What is known before the loop has answered once."""
+    return Snapshot(time.time(), (), {}, {}, 0, 0, 0, 0)
+
+
+def _open(incidents: Iterable[Incident]) -> list[Incident]:
+    return [incident for incident in incidents if incident.state is not State.RESOLVED]

@@ -1,0 +1,44 @@
+"""One launch, told in order: begin to watch, let torchrun run the job, say what was found, leave with torchrun's exit code.
+
+Owns the order and the exit code. What watching takes is in ``watch.py``; torchrun itself is untouched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.run import run
+
+from sentinel.launch.options import LaunchOptions
+from sentinel.launch.watch import begin, finish
+
+FAILED = 1  # what Python leaves with after an exception, and so what torchrun leaves with
+
+
+def launch(options: LaunchOptions) -> int:
+    """Run the job; returns torchrun's exit code. Errors that torchrun would show as a traceback pass through."""
+    watch = begin(options) if options.agent else None
+    exit_code = FAILED
+    try:
+        exit_code = _train(options.torchrun)
+    finally:
+        if watch is not None:
+            finish(watch, exit_code)
+    return exit_code
+
+
+def _train(torchrun: argparse.Namespace) -> int:
+    """torchrun, recorded as its own ``main`` is.
+
+    A failed worker or a signal is shown here, as the interpreter would show it at exit, so that the summary comes last.
+    """
+    try:
+        record(run)(torchrun)
+    except (ChildFailedError, SignalException) as error:
+        trace = error.__traceback__
+        sys.excepthook(type(error), error, trace.tb_next if trace else None)  # without this frame
+        return FAILED
+    return 0

@@ -1,0 +1,114 @@
+"""A bundle as a page of text: whose parts are here, what the batches were, odd samples, statistics.
+
+Owns the page. Reading and refusing is ``bundle/reader.py``'s; comparing with the manifest is ``bundle/verify.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sentinel.bundle.manifest import BatchEntry, PartHeader, TensorStatistics
+from sentinel.bundle.reader import Bundle
+from sentinel.incidents.describe import rank_list
+from sentinel.postmortem.samples import sample_sentences
+from sentinel.postmortem.text import columns, labelled, number, printable
+from sentinel.wire.names import MANIFEST
+
+STATISTICS_SHOWN = 12
+SAMPLES_SHOWN = 8
+_STATISTICS = ("TENSOR", "DTYPE", "SHAPE", "NAN", "INF", "MIN", "MAX", "MEAN", "STD")
+
+
+def describe_bundle(bundle: Bundle, ranks: Sequence[int] | None = None) -> str:
+    """The page, with the parts of ``ranks`` in full (default: of every rank). Raises BundleRefused."""
+    parts = bundle.parts
+    shown = [rank for rank in sorted(parts) if ranks is None or rank in ranks]
+    blocks = [_head(bundle), _parts(bundle), *(_part(parts[rank].header) for rank in shown)]
+    return "\n\n".join(blocks)
+
+
+def _head(bundle: Bundle) -> str:
+    manifest = bundle.manifest
+    if manifest is None:
+        state = f"partial: no {MANIFEST} was written; parts of {rank_list(bundle.ranks)} are here"
+        return labelled([("bundle", str(bundle.path)), ("state", state)])
+    missing = (
+        f"partial: nothing whole from {rank_list(manifest.missing_ranks)}" if not manifest.complete else "complete"
+    )
+    return labelled(
+        [
+            ("bundle", str(bundle.path)),
+            ("state", missing),
+            ("run", f"{manifest.run_id}, attempt {manifest.attempt}, {manifest.world_size} ranks"),
+            ("round", f"{manifest.round} (step {manifest.step})"),
+            ("incidents", ", ".join(manifest.incidents) or "none"),
+        ]
+    )
+
+
+def _parts(bundle: Bundle) -> str:
+    header = ("RANK", "HOST", "LOSS", "SCALE", "BATCHES", "ODD SAMPLES", "NONFINITE GRADIENTS", "NONFINITE PARAMETERS")
+    return "Parts\n" + columns(header, (_summary(part.header) for _, part in sorted(bundle.parts.items())), indent="  ")
+
+
+def _summary(header: PartHeader) -> tuple[str, ...]:
+    return (
+        str(header.rank),
+        header.environment.host,
+        number(header.loss),
+        number(header.loss_scale),
+        str(len(header.batches)),
+        str(len(header.sample_findings)),
+        _share_nonfinite(header.gradient_statistics),
+        _share_nonfinite(header.parameter_statistics),
+    )
+
+
+def _part(header: PartHeader) -> str:
+    when = "after" if header.state_after_step else "before"
+    lines = [f"Rank {header.rank}: {printable(header.reason)}; parameters as they were {when} the step"]
+    lines += [_batch(batch) for batch in header.batches]
+    sentences = sample_sentences(header)
+    lines += [f"  {printable(sentence, 300)}" for sentence in sentences[:SAMPLES_SHOWN]]
+    if len(sentences) > SAMPLES_SHOWN:
+        lines.append(f"  … and {len(sentences) - SAMPLES_SHOWN} more odd samples")
+    for title, found in (
+        ("batch tensors", header.batch_statistics),
+        ("gradients", header.gradient_statistics),
+        ("parameters and buffers", header.parameter_statistics),
+    ):
+        if found:
+            lines += ["", _statistics(title, found)]
+    return "\n".join(lines)
+
+
+def _batch(batch: BatchEntry) -> str:
+    indices = batch.sample_indices
+    shown = (
+        f", data set indices {', '.join(str(i) for i in indices[:8])}{' …' if len(indices) > 8 else ''}"
+        if indices
+        else ""
+    )
+    source = "caught at the DataLoader" if batch.source == "loader" else "caught at the model's forward"
+    changed = f", changed in place afterwards: {', '.join(batch.mutated)}" if batch.mutated else ""
+    omitted = f", left out: {', '.join(batch.omitted)}" if batch.omitted else ""
+    return printable(f"  batch b{batch.index}, round {batch.round}, {source}{shown}{changed}{omitted}", 400)
+
+
+def _statistics(title: str, found: Sequence[TensorStatistics]) -> str:
+    """The nonfinite tensors first, then the others, as many as fit a page."""
+    ordered = sorted(found, key=lambda s: not (s.nan or s.inf))
+    rest = len(ordered) - STATISTICS_SHOWN
+    more = f"\n    … and {rest} more (all of them: -o json)" if rest > 0 else ""
+    return f"  {title}\n{columns(_STATISTICS, _rows(ordered[:STATISTICS_SHOWN]), indent='    ')}{more}"
+
+
+def _rows(found: Iterable[TensorStatistics]) -> Iterable[tuple[str, ...]]:
+    for s in found:
+        shape = "x".join(str(n) for n in s.shape) or "scalar"
+        numbers = (number(value) for value in (s.minimum, s.maximum, s.mean, s.std))
+        yield (s.name, s.dtype, shape, str(s.nan), str(s.inf), *numbers)
+
+
+def _share_nonfinite(found: Sequence[TensorStatistics]) -> str:
+    return f"{sum(1 for s in found if s.nan or s.inf)} of {len(found)}" if found else "-"
