@@ -65,7 +65,7 @@ make_venv() {
 pip_install() { # shows the lines that say how far it is; the rest goes to the log
   set -o pipefail
   "$PY" -m pip install "$@" 2>&1 </dev/null | tee -a "$VENV/install.log" |
-    { grep --line-buffered -E '^ *(Downloading|Installing collected|Successfully|Building)' || true; } |
+    { grep --line-buffered -E '^ *(Collecting|Downloading|Installing collected|Successfully|Building)' || true; } |
     cut -c1-110 >&2
 }
 

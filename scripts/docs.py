@@ -46,11 +46,11 @@ def metrics() -> str:
     """Every metric that a coordinator serves."""
     from sentinel.coordinator.metrics import METRICS
 
-    suffix = {"counter": "_total", "info": "_info"}
-    rows = [
-        f"| `{metric.name}{suffix.get(metric.type, '')}` | {metric.type} | {', '.join(f'`{label}`' for label in metric.labels) or '-'} | {metric.help} |"
-        for metric in METRICS
-    ]
+    suffixes = {"counter": "_total", "info": "_info"}
+    rows = []
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels) or "-"
+        rows.append(f"| `{metric.name}{suffixes.get(metric.type, '')}` | {metric.type} | {labels} | {metric.help} |")
     return "\n".join(["| metric | type | labels | meaning |", "|---|---|---|---|", *rows])
 
 
@@ -115,7 +115,7 @@ def _modules() -> list[Path]:
 def _first_sentence(path: Path) -> str:
     documented = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     first = documented.split("\n\n")[0].replace("\n", " ")
-    return first.replace("|", "\\|")
+    return first.replace("``", "`")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,18 @@ ENVIRONMENT_READERS = {
 ENVIRONMENT_READERS |= {str(p.relative_to(ROOT)) for p in ROOT.glob("agents/sentinel_agent/inject/**/*.py")}
 
 
+# Where a fault of ours could otherwise reach the host or stop a loop; each is counted, or said in a line.
+BROAD_EXCEPTS = {
+    "agents/sentinel_agent/errors.py",  # the guard around every hook
+    "agents/sentinel_agent/process.py",  # the same, while there is no agent yet
+    "agents/sentinel_agent/inject/hooks.py",  # the same, inside the import of torch
+    "agents/sentinel_agent/channel.py",  # the rank's channel thread
+    "sentinel/launch/relay.py",  # the node's channel thread
+    "sentinel/coordinator/faults.py",  # the server, per message
+    "sentinel/coordinator/access.py",  # the pages, per request
+}
+
+
 def relative(path: Path) -> str:
     """Path below the checkout."""
     return str(path.relative_to(ROOT))
@@ -172,19 +184,18 @@ def test_the_core_is_pure() -> None:
         assert "now(" not in path.read_text(), f"{relative(path)}: time is an argument"
 
 
-def test_broad_excepts_are_few() -> None:
-    """Each broad except is marked, and there are no more files with one than the places that may have one."""
-    bare, files = [], set()
+def test_broad_excepts_are_where_they_may_be() -> None:
+    """Anything may be caught only at four kinds of place, once in each file, and nothing is caught without a name."""
+    found: list[str] = []
     for path in PRODUCT:
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.ExceptHandler):
-                caught = dotted(node.type) if node.type else ""
-                if node.type is None:
-                    bare.append(f"{relative(path)}:{node.lineno}")
-                elif caught in ("Exception", "BaseException"):
-                    files.add(relative(path))
-    assert not bare
-    assert len(files) <= 6, sorted(files)
+                assert node.type is not None, f"{relative(path)}:{node.lineno}"
+                passed_on = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+                if dotted(node.type) in ("Exception", "BaseException") and not passed_on:
+                    found.append(relative(path))
+    assert len(found) == len(set(found)), sorted(found)
+    assert set(found) <= BROAD_EXCEPTS, sorted(set(found) - BROAD_EXCEPTS)
 
 
 def test_tests_say_what_they_hold() -> None:

@@ -121,6 +121,8 @@ def _chunks(tensor: Tensor) -> Iterator[Tensor]:
 
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
     tensor = local(tensor).detach()
+    if tensor.is_meta:
+        return ()
     if tensor.layout is not torch.strided:
         values = sparse_parts(tensor).get("values")
         return () if values is None else _parts(values)
@@ -142,11 +144,9 @@ def _rows(tensor: Tensor) -> Tensor | None:
     tensor = local(tensor).detach()
     if tensor.layout is not torch.strided or tensor.dim() == 0 or tensor.numel() == 0 or tensor.is_meta:
         return None
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    if not tensor.is_floating_point():
+    if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
-    try:
+    try:  # eight bit floats cannot be compared
         widened = tensor.to(torch.float32) if tensor.element_size() == 1 else tensor
     except (RuntimeError, TypeError):
         return None
@@ -165,8 +165,8 @@ def _counted(name: str, what: Literal["nan", "inf"], hits: Tensor) -> list[Sampl
 
 
 def _constant(name: str, rows: Tensor, nonfinite: Tensor) -> list[SampleFinding]:
-    low, high = rows.amin(dim=1), rows.amax(dim=1)
-    samples = ((low == high) & ~nonfinite).nonzero().flatten().tolist()
+    first = rows[:, 0]
+    samples = ((rows == first[:, None]).all(dim=1) & ~nonfinite).nonzero().flatten().tolist()
     if not samples or bool(((rows == 0) | (rows == 1)).all()):
         return []
     width = rows.shape[1]
@@ -175,7 +175,7 @@ def _constant(name: str, rows: Tensor, nonfinite: Tensor) -> list[SampleFinding]
             tensor=name,
             sample=sample,
             what="constant",
-            detail=f"all {width} elements are {low[sample].item():g}{_of(samples, rows)}",
+            detail=f"all {width} elements are {first[sample].item():g}{_of(samples, rows)}",
         )
         for sample in samples[:MAX_FINDINGS]
     ]

@@ -134,7 +134,8 @@ def kind_of(name: str, within: int) -> str:
 
 def printable(name: str) -> str:
     """A name fit for one line of an error message."""
-    return ascii(name)[:140]
+    plain = name.isascii() and name.isprintable() and name.strip() == name
+    return (name if plain else ascii(name))[:140] or "''"
 
 
 def _open(name: str | Path, flags: int, within: int | None) -> int:

@@ -6,6 +6,7 @@ with one line.
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Self, TypeVar
@@ -18,6 +19,7 @@ from sentinel.bundle.paths import (
     BundleRefused,
     entries,
     is_bundle_id,
+    is_file_name,
     kind_of,
     open_directory,
     part_directory,
@@ -25,7 +27,7 @@ from sentinel.bundle.paths import (
     rank_of_directory,
     read_json,
 )
-from sentinel.bundle.tensors import TensorFile, exists
+from sentinel.bundle.tensors import TensorFile
 
 __all__ = ["Bundle", "BundleRefused", "Part", "TensorFile", "read_manifest"]
 
@@ -48,7 +50,9 @@ class Part:
 
     def tensors(self, file: str) -> TensorFile | None:
         """Tensors of one of the part's files (``BATCHES_FILE``, …), None if the part has no such file. Raises BundleRefused."""
-        return TensorFile(self.path, file) if exists(self.path, file) else None
+        if not is_file_name(file):
+            raise BundleRefused(f"not a file name of a bundle: {printable(file)}")
+        return TensorFile(self.path, file) if os.path.lexists(self.path / file) else None
 
 
 class Bundle:

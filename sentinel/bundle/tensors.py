@@ -7,7 +7,6 @@ Owns the header's checking, and arrays and statistics of single tensors. A dtype
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,8 +167,3 @@ def _check_layout(tensors: dict[str, TensorEntry], start: int, size: int, file: 
         position += entry.bytes
     if position != size:
         raise BundleRefused(f"{file} holds {size - position} bytes that no tensor owns")
-
-
-def exists(part: Path, name: str) -> bool:
-    """True if a part has this file (of whatever kind; opening it may still be refused)."""
-    return os.path.lexists(part / name)

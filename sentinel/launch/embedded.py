@@ -12,7 +12,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sentinel.coordinator.app import Coordinator
-from sentinel.coordinator.config import CoordinatorSettings, is_loopback, join_host_port, split_host_port
+from sentinel.coordinator.config import (
+    CoordinatorSettings,
+    is_loopback,
+    join_host_port,
+    reachable_host,
+    split_host_port,
+)
 from sentinel.coordinator.store import IncidentReader
 from sentinel.incidents.model import Incident
 from sentinel.launch.options import LaunchOptions
@@ -46,10 +52,12 @@ def settings(options: LaunchOptions, run_dir: Path, run_id: str, host: str | Non
     """Settings of an embedded coordinator. Raises CoordinatorRefused, NoRendezvous."""
     http = options.http_bind
     try:
+        bind = _bind(options, host)
         return CoordinatorSettings(
             run_dir=run_dir,
             run_id=run_id,
-            bind=_bind(options, host),
+            bind=bind,
+            advertise_host=reachable_host(split_host_port(bind.removeprefix("tcp://"))[0]),
             http_enabled=http is not None,
             http_bind=http or "127.0.0.1:0",
             # The flag is the explicit wish; a token is still asked for by the settings themselves.

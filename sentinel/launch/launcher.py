@@ -38,7 +38,7 @@ def _train(torchrun: argparse.Namespace) -> int:
     try:
         record(run)(torchrun)
     except (ChildFailedError, SignalException) as error:
-        trace = error.__traceback__
-        sys.excepthook(type(error), error, trace.tb_next if trace else None)  # without this frame
+        shown = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)  # without this frame
+        sys.excepthook(type(shown), shown, shown.__traceback__)
         return FAILED
     return 0

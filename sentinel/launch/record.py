@@ -54,14 +54,17 @@ def new_run_id(now: datetime) -> str:
     return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def make_run_directory(wanted: Path | None, now: datetime) -> Path:
+def make_run_directory(run_dir: Path) -> None:
     """Make the run directory, readable by this user only, and prove that it can be written. Raises OSError."""
-    run_dir = wanted or Path(RUNS_FOLDER, new_run_id(now)).absolute()
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     probe = run_dir / f".writable-{os.getpid()}"
     probe.touch()
     probe.unlink()
-    return run_dir
+
+
+def default_run_directory(name: str) -> Path:
+    """Where a run called ``name`` is left if the user names no directory."""
+    return Path(RUNS_FOLDER, name).absolute()
 
 
 def utc_now() -> datetime:

@@ -36,6 +36,7 @@ from sentinel.wire.messages import Counted, DumpRequest, NodeEnded, Report
 POLL_MS = 50  # also the longest time a call from the launcher's thread waits to be seen
 COUNTED_SECONDS = 5.0
 MAX_SENDS = 256  # frames per turn and class, so that the ranks' socket is read in between
+QUIET_SECONDS = 0.1
 QUIET_MAX_SECONDS = 2.0
 RELAY_RANK = -1  # the rank a Counted of a relay carries
 
@@ -60,7 +61,14 @@ class Drained:
 @dataclass(frozen=True, slots=True)
 class _Ending:
     exit_code: int
-    latest: float  # monotonic seconds; a child that outlives its rank and keeps talking must not hold the news back
+    at: float  # monotonic seconds
+
+    def is_due(self, now: float, heard_at: float) -> bool:
+        """True once the ranks have been silent for a moment: what they left behind comes first.
+
+        A child that outlives its rank and keeps talking must not hold the news back for long.
+        """
+        return now - max(self.at, heard_at) >= QUIET_SECONDS or now - self.at >= QUIET_MAX_SECONDS
 
 
 class Relay:
@@ -81,7 +89,7 @@ class Relay:
         self._outbox = Outbox()
         self._faults: Counter[str] = Counter()
         self._said: tuple[dict[str, int], dict[str, int]] = ({}, {})
-        self._say_at = 0.0
+        self._say_at = self._heard_at = 0.0  # monotonic seconds
         self._sequence = 0
         self._ending: deque[_Ending] = deque()  # put in by the launcher's thread, taken out by ours
         self._unspooled: list[tuple[bytes, bytes]] = []
@@ -110,7 +118,7 @@ class Relay:
 
     def node_ended(self, exit_code: int) -> None:
         """Tell the coordinator that this node's processes are gone, once all they sent has been read."""
-        self._ending.append(_Ending(exit_code, time.monotonic() + QUIET_MAX_SECONDS))
+        self._ending.append(_Ending(exit_code, time.monotonic()))
 
     def drain(self, timeout: float) -> Drained:
         """Wait until everything critical is acknowledged and every sample sent, at most ``timeout`` seconds.
@@ -150,11 +158,10 @@ class Relay:
         now = self._poll(wait_ms)
         if self._uplink.renewed():
             self._outbox.connection_renewed(now)
-        quiet = True
         for parts in self._downlink.receive():
-            quiet = False
+            self._heard_at = now
             self._take(parts, now)
-        self._take_own(now, quiet)
+        self._take_own(now)
         self._send(now)
         self._write_spool()
         for parts in self._uplink.receive():
@@ -189,9 +196,9 @@ class Relay:
         elif self._outbox.add_critical(self._sequence, envelope, frame, now):
             self._unspooled.append((envelope, frame))
 
-    def _take_own(self, now: float, quiet: bool) -> None:
+    def _take_own(self, now: float) -> None:
         """Queue the relay's own reports: that the node ended, and from time to time what was lost."""
-        while self._ending and (quiet or now >= self._ending[0].latest):
+        while self._ending and self._ending[0].is_due(now, self._heard_at):
             ended = NodeEnded(self._downlink.attempt, self._identity.node, self._ending[0].exit_code)
             self._report([self._counted(), ended], now)
             self._ending.popleft()

@@ -93,7 +93,12 @@ class CurveUplink:
         return self._socket, self._monitor
 
     def send(self, parts: tuple[bytes, bytes]) -> bool:
-        """Hand a message over without waiting; False while disconnected or when the coordinator takes nothing."""
+        """Hand a message over without waiting; False while disconnected or when the coordinator takes nothing.
+
+        Only after the monitor has told of the connection: what is handed over before would be taken for lost by it.
+        """
+        if not self.connected:
+            return False
         try:
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:

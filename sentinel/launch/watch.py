@@ -21,7 +21,7 @@ from sentinel.launch import console, summary
 from sentinel.launch.embedded import CoordinatorRefused, judged, start_coordinator
 from sentinel.launch.injection import AgentMissing, WorkerContext, site_directory, worker_environment
 from sentinel.launch.options import LaunchOptions, export
-from sentinel.launch.record import RunRecord, make_run_directory, new_run_id, redacted, utc_now
+from sentinel.launch.record import RunRecord, default_run_directory, make_run_directory, new_run_id, redacted, utc_now
 from sentinel.launch.relay import Drained, Relay, RelayIdentity
 from sentinel.launch.rendezvous import Invitation, NoRendezvous, Rendezvous, meet, meeting_point
 from sentinel.wire.link import Join
@@ -72,9 +72,10 @@ def begin(options: LaunchOptions) -> Watch | None:
     try:
         nodes = options.nodes[1] if not options.torchrun.standalone else 1
         site_directory()
-        now = utc_now()
-        run_dir = make_run_directory(options.run_dir, now)
-        start = _Start(options, run_dir, options.run_id or new_run_id(now), join=options.join)
+        name = new_run_id(utc_now())
+        run_dir = options.run_dir or default_run_directory(name)
+        make_run_directory(run_dir)
+        start = _Start(options, run_dir, options.run_id or name, join=options.join)
         _find_coordinator(start, nodes)
         return _start_relay(start)
     except FAILURES as error:
@@ -194,6 +195,8 @@ def _bring_home(watch: Watch, exit_code: int) -> Drained:
             watch.rendezvous.leave()
     if watch.coordinator is not None:
         watch.coordinator.stop(STOP_SECONDS)
+    if watch.relay.refused:
+        console.warn("the coordinator refused this launcher's keys", "its reports stay in the spool")
     drained = watch.relay.stop()
     if watch.relay.failure:
         console.warn(f"the relay stopped early ({watch.relay.failure})", "later reports of this node are lost")

@@ -8,23 +8,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sentinel.bundle.manifest import BatchEntry, PartHeader, TensorStatistics
-from sentinel.bundle.reader import Bundle
+from sentinel.bundle.reader import Bundle, Part
 from sentinel.incidents.describe import rank_list
 from sentinel.postmortem.samples import sample_sentences
 from sentinel.postmortem.text import columns, labelled, number, printable
 from sentinel.wire.names import MANIFEST
 
+RANKS_IN_FULL = 4
+PARTS_SHOWN = 64
 STATISTICS_SHOWN = 12
 SAMPLES_SHOWN = 8
 _STATISTICS = ("TENSOR", "DTYPE", "SHAPE", "NAN", "INF", "MIN", "MAX", "MEAN", "STD")
 
 
 def describe_bundle(bundle: Bundle, ranks: Sequence[int] | None = None) -> str:
-    """The page, with the parts of ``ranks`` in full (default: of every rank). Raises BundleRefused."""
+    """The page, with the parts of ``ranks`` in full (default: the first few that hold something odd). Raises BundleRefused."""
     parts = bundle.parts
-    shown = [rank for rank in sorted(parts) if ranks is None or rank in ranks]
+    shown = [rank for rank in sorted(parts) if rank in ranks] if ranks else _telling(parts)
     blocks = [_head(bundle), _parts(bundle), *(_part(parts[rank].header) for rank in shown)]
+    if len(shown) < len(parts) and not ranks:
+        blocks.append(f"Another rank in full: sentinel dump show {printable(str(bundle.path), 400)} --rank N")
     return "\n\n".join(blocks)
+
+
+def _telling(parts: dict[int, Part]) -> list[int]:
+    """Ranks with an odd sample or a nonfinite gradient or parameter; if there are none, the lowest rank."""
+    odd = [rank for rank in sorted(parts) if _is_odd(parts[rank].header)]
+    return odd[:RANKS_IN_FULL] or sorted(parts)[:1]
+
+
+def _is_odd(header: PartHeader) -> bool:
+    statistics = (*header.gradient_statistics, *header.parameter_statistics)
+    return bool(header.sample_findings) or any(s.nan or s.inf for s in statistics)
 
 
 def _head(bundle: Bundle) -> str:
@@ -48,7 +63,9 @@ def _head(bundle: Bundle) -> str:
 
 def _parts(bundle: Bundle) -> str:
     header = ("RANK", "HOST", "LOSS", "SCALE", "BATCHES", "ODD SAMPLES", "NONFINITE GRADIENTS", "NONFINITE PARAMETERS")
-    return "Parts\n" + columns(header, (_summary(part.header) for _, part in sorted(bundle.parts.items())), indent="  ")
+    parts = sorted(bundle.parts.items())
+    more = f"\n  … and {len(parts) - PARTS_SHOWN} more (all of them: -o json)" if len(parts) > PARTS_SHOWN else ""
+    return f"Parts\n{columns(header, (_summary(part.header) for _, part in parts[:PARTS_SHOWN]), indent='  ')}{more}"
 
 
 def _summary(header: PartHeader) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         running.clear()  # its last forward never told us that it ended (an interrupt): start afresh
     running.append(module)
     window = _taps.provider()
-    if len(running) == 1 and window is not None and torch._C._get_tracing_state() is None:
+    if len(running) == 1 and window is not None and not _replayed_by_torch():
         _taps.inputs(window, args, kwargs)
 
 
@@ -144,10 +144,15 @@ def _leave(module: nn.Module, output: Any) -> None:
     running.pop()
     if running or output is None or not torch.is_grad_enabled():  # there is no output if the forward raised
         return
-    if torch._C._get_tracing_state() is not None or _taps.provider() is None:
+    if _taps.provider() is None or _replayed_by_torch():
         return
     for callback in _taps.outputs:
         callback(module, output)
+
+
+def _replayed_by_torch() -> bool:
+    """True where a forward is not the script's own: recomputed inside backward by a checkpoint, or traced."""
+    return torch._C._current_graph_task_id() != -1 or torch._C._get_tracing_state() is not None
 
 
 def _watched_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -83,7 +83,8 @@ def test_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert writing.stdout and writing.stderr
+    assert writing.stdout
+    assert writing.stderr
     assert writing.stdout.readline() == b"{\n"
     writing.stdout.close()
     assert writing.stderr.read() == b""

@@ -30,11 +30,13 @@ def test_list_without_bundles_is_no_error(sentinel: Command, healthy_dir: Path) 
 
 
 def test_show_names_sample_and_statistics(sentinel: Command, run_dir: Path) -> None:
-    """``show`` says which sample is odd, and lists batches and statistics of every rank."""
+    """``show`` says which sample is odd, shows the ranks with something odd in full, and how to see another."""
     ran = sentinel("dump", "show", run_dir / "bundles" / story.BUNDLE)
     assert ran.code == 0
     assert "sample 5 (data set index 235) of the DataLoader's batch, tensor image is constant" in ran.out
-    assert "Rank 0: nonfinite gradient; parameters as they were before the step" in ran.out
+    assert "Rank 1: nonfinite gradient; parameters as they were before the step" in ran.out
+    assert "Rank 0:" not in ran.out
+    assert "--rank N" in ran.out
     assert "head.2.bias" in ran.out
 
 

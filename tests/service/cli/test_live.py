@@ -134,7 +134,7 @@ def test_standalone_coordinator_says_where_it_is(sentinel: Command, tmp_path: Pa
     try:
         join_file = tmp_path / "c" / "join.json"
         assert str(join_file) in said
-        assert stat.S_IMODE(os.stat(join_file).st_mode) == 0o600
+        assert stat.S_IMODE(join_file.stat().st_mode) == 0o600
         join = Join.read(join_file)
         assert join.endpoint in said
         assert join.http
@@ -154,7 +154,9 @@ def test_standalone_coordinator_says_where_it_is(sentinel: Command, tmp_path: Pa
         (("--bind", "tcp://192.0.2.1:7000"), 1, "the coordinator cannot start"),
     ],
 )
-def test_coordinator_that_cannot_start_says_why(sentinel: Command, tmp_path: Path, words: tuple[str, str], code: int, error: str) -> None:
+def test_coordinator_that_cannot_start_says_why(
+    sentinel: Command, tmp_path: Path, words: tuple[str, str], code: int, error: str
+) -> None:
     """Settings it does not accept are a usage error, an address it cannot bind a failure; one line and a hint each."""
     ran = sentinel("coordinator", "--run-dir", tmp_path / "c", *words)
     assert (ran.code, ran.out, len(ran.err.splitlines())) == (code, "", 2), ran.err

@@ -85,8 +85,8 @@ def test_a_critical_frame_stays_until_acknowledged(coordinator, start_relay, con
     relay = start_relay(coordinator.join)
     connect(relay).send(critical())
     envelope, _ = coordinator.receive()
-    (spooled,) = (tmp_path / "spool").iterdir()
-    wait(lambda: [frame for _, frame in read_spool(spooled)] == [critical()])
+    spooled = tmp_path / "spool" / f"{relay.name}.frames"
+    wait(lambda: spooled.exists() and [frame for _, frame in read_spool(spooled)] == [critical()])
     assert relay.drained().unsent_critical == 1
     coordinator.acknowledge(envelope)
     wait(lambda: relay.drained().unsent_critical == 0)
@@ -270,8 +270,10 @@ def test_the_end_of_the_node_comes_after_everything_its_ranks_sent(coordinator, 
     rank = connect(relay, 1, attempt=3)
     for _ in range(500):
         rank.send(critical())
+    first, reports = coordinator.receive()
+    coordinator.acknowledge(first)
+    order = [type(reports[0])]
     relay.node_ended(1)
-    order = []
     while NodeEnded not in order:
         envelope, reports = coordinator.receive()
         order += [type(report) for report in reports if not isinstance(report, Counted)]
