@@ -89,6 +89,10 @@ install_all() {
   die "could not install the Python packages" "is there a network? the whole log is .venv/install.log"
 }
 
+whole_venv() { # false also for one that was moved here: its commands still name the old place
+  "$PY" -m pip --version >/dev/null 2>&1 && head -n 2 "$VENV/bin/pip" 2>/dev/null | grep -qF "$VENV/"
+}
+
 wanted_stamp() { { printf '%s\n%s\n' "$ROOT" "$TORCH_VERSION" && cat pyproject.toml; } | sha256sum | cut -d' ' -f1; }
 
 bootstrap() {
@@ -102,7 +106,7 @@ bootstrap() {
     flock 9
     [ "$(cat "$VENV/.stamp" 2>/dev/null)" = "$wanted" ] && return
   fi
-  "$PY" -m pip --version >/dev/null 2>&1 || make_venv
+  whole_venv || make_venv
   install_all
   printf '%s' "$wanted" >"$VENV/.stamp"
   say "ready"

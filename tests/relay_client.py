@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ class RelayClient:
         self.commands: list[Command] = []
         self.socket = zmq.Context.instance().socket(zmq.DEALER)
         self.socket.linger = 0
+        self.socket.sndtimeo = int(DEADLINE_SECONDS * 1000)
         self.socket.ipv6 = True
         self.socket.reconnect_ivl = 20
         self.socket.routing_id = routing_id or relay.encode()
@@ -75,6 +77,11 @@ class RelayClient:
     def send_raw(self, *parts: bytes) -> None:
         """Send any parts at all."""
         self.socket.send_multipart(parts)
+
+    def knock(self) -> None:
+        """Try to send a frame without waiting: a peer that is refused may have no connection to put it on."""
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart([self.envelope(1), encode_reports([hello(0)])], zmq.NOBLOCK)
 
     def listen(self, milliseconds: int = 0) -> None:
         """Take in what the coordinator has sent, waiting at most this long for the first message."""

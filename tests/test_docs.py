@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from loading import load_script
 
 from sentinel.cli.output import EXIT_CODE_WORDS, ExitCode
 from sentinel.incidents.model import Kind
@@ -16,17 +15,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("deploy/*.md")])
 
 
-def load_docs_script() -> ModuleType:
-    """``scripts/docs.py`` as a module."""
-    spec = importlib.util.spec_from_file_location("docs_script", ROOT / "scripts" / "docs.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-docs = load_docs_script()
+docs = load_script("docs")
 
 
 @pytest.mark.parametrize("part", sorted(docs.PARTS))

@@ -22,10 +22,11 @@ from sentinel_agent.errors import Health
 from sentinel_agent.evidence import Evidencing
 from sentinel_agent.identity import Identity
 from sentinel_agent.ledger import Ledger
-from sentinel_agent.naming import Naming
+from sentinel_agent.naming import Naming, user_name
 from sentinel_agent.patching import restore
 from sentinel_agent.roots import find_roots
 from sentinel_agent.scan import Scan
+from sentinel_agent.stopwatch import Stopwatch
 from sentinel_agent.taps import batches, clip, leaving, loss, optimizer, wire
 from sentinel_agent.taps.scaler import ScalerTap
 from sentinel_agent.window import Window
@@ -36,17 +37,17 @@ class Agent:
 
     def __init__(self, config: AgentConfig, rank: int, world_size: int) -> None:
         self.config = config
-        self.health = Health(rank, self._disabled)
+        self.health = Health(rank, self._disabled, Stopwatch(running=config.timers))
         self.me = Identity(rank, world_size, config.attempt, config.node, self.health)
         self.naming = Naming()
         self.scan = Scan(self.naming)
-        self.checker = Checker(timers=config.timers, delay=config.check_delay)
+        self.checker = Checker(delay=config.check_delay)
         self.window = Window(config.window_rounds, config.window_bytes, config.clone_below)
         self.evidencing = Evidencing(self.me, config, self.window, self.naming, self.send)
         self.ledger = Ledger(
             self.me, self.checker, self.scan, self.send, self.evidencing.suspicious, self._round_closed
         )
-        self.scaler = ScalerTap(self._scaler_skipped, self.health)
+        self.scaler = ScalerTap(self, self.health)
         self.channel = Channel(
             config.relay or "",
             identity=(config.attempt, rank, config.node),
@@ -55,6 +56,7 @@ class Agent:
             on_command=self._command,
         )
         self._first_forward_due = True
+        self._misuses: set[str] = set()
         self._clean = True
         self._note = ""
 
@@ -72,7 +74,7 @@ class Agent:
         loss.install(
             self.ledger.loss, self._backward_begins, self.ledger.backward_ended, self.scaler.unscaled, self.health
         )
-        clip.install(self.ledger.pending.join, self.health)
+        clip.install(self._clipping, self._clipped, self.ledger.pending.join, self.health)
         batches.install_loader_tap(lambda: self if self.health.active else None, guarded)
         leaving.install(self.ledger.loss, self._leaving, self.goodbye, self.health)
         os.register_at_fork(after_in_child=self._forked)
@@ -81,8 +83,11 @@ class Agent:
 
     def root_made(self, module: nn.Module) -> None:
         """A module that is being trained, or a wrapper around one."""
-        self.naming.add_root(module)
-        batches.watch_root(module)
+        if self.naming.add_root(module):
+            batches.watch_root(module)
+            self.ledger.layouts.learn(self.naming.parameters())
+            if isinstance(module, nn.parallel.DistributedDataParallel):
+                self.ledger.replicas.replicate(module.process_group.group_name, replicated_parameters(module))
 
     def before_batch(self) -> Any:
         """RNG states before a DataLoader makes its next batch."""
@@ -95,6 +100,7 @@ class Agent:
     def forward_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The outermost root runs; the very first time its parameters are looked at."""
         self._first_forward()
+        self.scaler.autocast_dtype = autocast_dtype()
         self.window.forward_inputs(args, kwargs)
 
     def _first_forward(self) -> None:
@@ -111,19 +117,35 @@ class Agent:
         if self.naming.add_optimizer(made):
             for root in find_roots(made):
                 self.root_made(root)
-            self.ledger.layouts.learn(parameter for _, parameter in self.naming.parameters())
+            self.ledger.layouts.learn(self.naming.parameters())
 
     def _optimizer_steps(self, stepping: torch.optim.Optimizer) -> None:
         if self.naming.add_optimizer(stepping):
-            self.ledger.layouts.learn(parameter for _, parameter in self.naming.parameters())
-        scale, skipped = self.scaler.scale_of(stepping)
+            self.ledger.layouts.learn(self.naming.parameters())
+        scale, skipped = self.scaler.about_to_step(stepping)
         self.ledger.optimizer_steps(stepping, scale=scale, skipped=skipped)
 
-    def _scaler_skipped(self, left_out: torch.optim.Optimizer, scale: float | None) -> None:
-        self.ledger.optimizer_steps(left_out, scale=scale, skipped=True)
+    def scaler_skipped(self, optimizer: torch.optim.Optimizer, scale: float | None) -> None:
+        """A GradScaler left the step of ``optimizer`` out."""
+        self.ledger.optimizer_steps(optimizer, scale=scale, skipped=True)
+
+    def misused(self, note: str, optimizer: torch.optim.Optimizer | None) -> None:
+        """A call in a wrong order; each kind is told once."""
+        if note not in self._misuses:
+            self._misuses.add(note)
+            self.ledger.misused(note)
+
+    def _clipping(self, parameters: list[torch.Tensor]) -> None:
+        self.ledger.pending.join()
+        self.scaler.clipping(parameters, self.naming.optimizers())
+
+    def _clipped(self, parameters: list[torch.Tensor], norm: Any) -> None:
+        if isinstance(norm, torch.Tensor) and norm.device.type == "cpu":
+            self.ledger.clipped(float(norm.detach()))
 
     def _round_closed(self, number: int, step: int, loss_: float | None) -> None:
         self.evidencing.closed(number, step, loss_)
+        self.scaler.round_closed()
         self.window.close_round(number)
 
     # --- out and back --------------------------------------------------------------------------------------------------
@@ -160,6 +182,7 @@ class Agent:
         """Close the open round, say goodbye and wait a moment for the coordinator to have judged everything."""
         self.ledger.leaving("")
         self.health.drops.update(self.window.drops)
+        self.window.drops.clear()
         bye = Goodbye(self.me.attempt, self.me.rank, self.ledger.last_closed, self._clean, self._note)
         self.channel.goodbye(bye, self.config.goodbye_seconds)
 
@@ -188,6 +211,21 @@ class Agent:
             raise RuntimeError("a fault planted by a test")
 
         return fail
+
+
+def autocast_dtype() -> torch.dtype | None:
+    """The dtype autocast would cast to here, None where it is off."""
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+    return None
+
+
+def replicated_parameters(wrapper: nn.parallel.DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:
+    """What a DDP keeps equal over its group: trained parameters, less those it was told to ignore."""
+    ignored = set(wrapper.parameters_to_ignore)
+    named = wrapper.module.named_parameters()
+    return [(user_name(name), p) for name, p in named if p.requires_grad and name not in ignored]
 
 
 def ranks() -> tuple[int, int]:

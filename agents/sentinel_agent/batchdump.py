@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from sentinel.bundle.manifest import BatchEntry, SampleFinding, TensorStatistics
-from sentinel_agent.capture import Branch, Held, Omitted, sparse_parts, walk_tensors
+from sentinel_agent.capture import Branch, Held, Omitted, walk_tensors
+from sentinel_agent.contents import is_readable, sparse_parts
 from sentinel_agent.statistics import sample_findings, tensor_statistics
 from sentinel_agent.structure import describe
 from sentinel_agent.tensorfile import Names, storable
@@ -47,7 +48,7 @@ class BatchDump:
 
     def _place(self, path: str, held: Held) -> None:
         name = self._names[held] = self._unique.take(path)
-        if held.array is None and _is_freed(held.tensor):
+        if held.array is None and not is_readable(held.tensor):
             self._missing[held] = FREED
             return
         parts = _stored_as(name, held)
@@ -103,16 +104,6 @@ def _stored_as(name: str, held: Held) -> list[tuple[str, Tensor]]:
     if tensor.layout is torch.strided:
         return [(name, tensor)]
     return [(f"{name}.{part}", piece) for part, piece in sparse_parts(tensor).items()]
-
-
-def _is_freed(tensor: Tensor) -> bool:
-    """True if the owner shrank the storage after we took our reference, as sharded training does."""
-    if tensor.layout is not torch.strided:
-        return False
-    last = tensor.storage_offset() + sum(
-        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() < (last + 1) * tensor.element_size()
 
 
 def _omitted(node: object, path: str) -> Iterator[tuple[str, Omitted]]:

@@ -18,6 +18,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from sentinel_agent.contents import local, sparse_parts
+
 MAX_DEPTH: Final = 8
 MAX_LEAVES: Final = 1024
 MAX_PLAIN: Final = 1 << 16  # scalars of one plain list, such as token ids that were never made a tensor
@@ -244,23 +246,6 @@ def _nbytes(tensor: Tensor) -> int:
     if tensor.layout is torch.strided:
         return tensor.nbytes
     return sum(part.nbytes for part in sparse_parts(tensor).values())
-
-
-def sparse_parts(tensor: Tensor) -> dict[str, Tensor]:
-    """The strided tensors a sparse tensor is made of, by name; empty for a layout we cannot take apart."""
-    if tensor.layout is torch.sparse_coo:
-        return {"indices": tensor._indices(), "values": tensor._values()}
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return {"crow_indices": tensor.crow_indices(), "col_indices": tensor.col_indices(), "values": tensor.values()}
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return {"ccol_indices": tensor.ccol_indices(), "row_indices": tensor.row_indices(), "values": tensor.values()}
-    return {}
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a distributed tensor; any other tensor as it is."""
-    part = getattr(tensor, "_local_tensor", None)
-    return part if isinstance(part, Tensor) else tensor
 
 
 def _readable(tensor: Tensor) -> Tensor | Drop:

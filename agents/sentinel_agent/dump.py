@@ -29,7 +29,7 @@ from sentinel.bundle.manifest import (
 )
 from sentinel.wire.names import BUNDLES, bundle_id, rank_directory
 from sentinel_agent.batchdump import BatchDump
-from sentinel_agent.capture import local
+from sentinel_agent.contents import local
 from sentinel_agent.environment import environment
 from sentinel_agent.rng import as_tensors
 from sentinel_agent.statistics import tensor_statistics
@@ -187,7 +187,7 @@ def _write_state(tmp: Path, tensors: NamedTensors, budget: _Budget) -> list[str]
     strange = [name for name, tensor in named if not storable(tensor)]
     size = sum(tensor.nbytes for _, tensor in named)
     if strange:
-        return [f"parameters left out: the format cannot hold {strange[0]}"]
+        return [f"parameters left out: {strange[0]} has a dtype, a layout or a storage that cannot be written"]
     if not budget.take(size):
         return [f"parameters left out: {size} bytes are over the budget"]
     if named:

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from sentinel_agent.stopwatch import Stopwatch
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -21,8 +23,9 @@ MAX_FAULTS = 5
 class Health:
     """Is the agent on, and what went wrong in it so far. ``on_disable`` hears the reason once, when it switches off."""
 
-    def __init__(self, rank: int, on_disable: Callable[[str], None]) -> None:
+    def __init__(self, rank: int, on_disable: Callable[[str], None], stopwatch: Stopwatch | None = None) -> None:
         self.active = True
+        self.stopwatch = stopwatch or Stopwatch(running=False)
         self.faults: Counter[str] = Counter()
         self.drops: Counter[str] = Counter()
         self._rank = rank
@@ -48,6 +51,7 @@ class Health:
 
     def guarded(self, site: str, function: Callable[P, R]) -> Callable[P, R | None]:
         """``function``, but it does nothing once the agent is off, and never raises."""
+        function = self.stopwatch.timed(function)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R | None:

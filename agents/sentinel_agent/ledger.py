@@ -16,13 +16,16 @@ from typing import Any
 
 import torch
 
-from sentinel.wire.messages import Check, ClosedBy, Collective, Evidence, Phase, Role, RoundClosed
+from sentinel.wire.messages import Check, ClosedBy, Collective, Evidence, Phase, Role, RoundClosed, Weights
 from sentinel_agent import roles
 from sentinel_agent.check import Checker, local_part
+from sentinel_agent.fingerprint import SMALL, Audit, fingerprint, float_sum, its_turn
 from sentinel_agent.identity import Identity
 from sentinel_agent.pending import Pending
+from sentinel_agent.replicas import Replicas, weights_due
 from sentinel_agent.rounds import Reduction, Round
-from sentinel_agent.scan import Scan, Scanned
+from sentinel_agent.scan import MAX_NAMES, Scan, Scanned
+from sentinel_agent.taps import fsdp
 from sentinel_agent.taps.wire import Call, group_of
 
 NO_CHECK = Check(0, 0, 0, 0.0)
@@ -53,6 +56,7 @@ class Ledger:
         self._on_suspicious = on_suspicious
         self._on_closed = on_closed
         self.layouts = roles.Layouts()
+        self.replicas = Replicas(identity.world_size)
         self.pending = Pending(self._finish, identity.health)
         self.round = Round(0)
         self._steps = 0  # closed rounds of the first optimizer
@@ -91,12 +95,39 @@ class Ledger:
             outputs=call.outputs,
         )
         if role is Role.GRADIENT:
-            self.round.dirty = self.round.synced = True
-            self.round.identify(reduction)
+            self._gradient_issued(reduction, parts, who)
+        elif role is Role.ACTIVATION:
+            self.round.activations += 1
         if found.nonfinite:
             self._blame_wire(reduction, parts)
         reduction.work = (backward, who, call.waits)
         return None if role is Role.SCALAR else reduction
+
+    def _gradient_issued(self, reduction: Reduction, parts: list[torch.Tensor], who: roles.Caller) -> None:
+        self.round.dirty = self.round.synced = True
+        self.round.weigh(reduction.wire)
+        names = self._names_behind(parts, who)
+        self.replicas.issued(reduction, names)
+        if names and reduction.op.startswith("allreduce") and who is roles.Caller.USER:
+            wanted = set(names)
+            self.replicas.replicate(reduction.group, ((n, p) for n, p in self.layouts.parameters() if n in wanted))
+        if self._audits(reduction) and not reduction.wire.nonfinite:
+            reduction.sum_in = float_sum(parts)
+
+    def _names_behind(self, parts: list[torch.Tensor], who: roles.Caller) -> tuple[str, ...] | None:
+        """Parameters of a gradient collective, where that can be told: FSDP says so, a loop reduces ``.grad`` itself."""
+        sharded = fsdp.current()
+        if sharded is not None:
+            return sharded.names
+        return self.layouts.names_of(parts) if who is roles.Caller.USER and self.round.backward_ended else None
+
+    def _audits(self, reduction: Reduction) -> bool:
+        """Is it this collective's turn to have its sums compared? Half precisions only while small: their sums are slow."""
+        if reduction.op != "allreduce_" or reduction.reduce_op not in ("SUM", "AVG"):
+            return False
+        if reduction.dtype in ("float16", "bfloat16") and reduction.wire.numel > SMALL:
+            return False
+        return its_turn(reduction.wire.numel, reduction.index, self.round.number)
 
     def after(self, reduction: Reduction, work: Callable[[], Any]) -> None:
         """The collective is on its way: see to it that its result is checked before anybody can write to it."""
@@ -111,7 +142,7 @@ class Ledger:
 
     def _learn_layouts(self) -> None:
         if not self.layouts.known:
-            self.layouts.learn(parameter for _, parameter in self._scan.naming.parameters())
+            self.layouts.learn(self._scan.naming.parameters())
 
     def _blame_wire(self, reduction: Reduction, parts: list[torch.Tensor]) -> None:
         """The wire is nonfinite: whose gradients are, and were they so before the cast?"""
@@ -126,15 +157,28 @@ class Ledger:
         found = self._checker.check(reduction.outputs)
         if reduction.role is Role.GRADIENT:
             self.round.reduced_storages.update(roles.storage_of(t) for t in reduction.outputs if not t.is_sparse)
+            if found is not None and reduction.op.startswith("allreduce"):
+                self._fingerprint(reduction, found)
         reduction.outputs = []
         reduction.work = None
         reduction.reduced = found
-        if found is None:
-            return
-        if reduction.role is Role.GRADIENT and reduction.op.startswith("allreduce"):
-            self.round.fingerprint_result(found)
-        if found.nonfinite:
+        if found is not None and found.nonfinite:
             self._latch(Phase.REDUCED, found, reduction)
+
+    def _fingerprint(self, reduction: Reduction, found: Check) -> None:
+        """Note what an all-reduce returned: it must be the same on every rank, and the sum of what they gave."""
+        parts = [part for tensor in reduction.outputs if (part := local_part(tensor)) is not None]
+        words = None
+        if its_turn(found.numel, reduction.index, self.round.number):
+            words = fingerprint(parts)
+        audit = None
+        if reduction.sum_in is not None and not found.nonfinite:
+            total = float_sum(parts)
+            absmax = max(found.absmax, reduction.wire.absmax)
+            audit = Audit(
+                reduction.index, reduction.sum_in, total, found.numel, absmax, reduction.reduce_op, reduction.dtype
+            )
+        self.replicas.returned(reduction, found.absmax, words, audit)
 
     # --- losses, forwards, backwards -----------------------------------------------------------------------------------
 
@@ -150,16 +194,35 @@ class Ledger:
         if self.round.backward_ended and self.round.dirty and self._scan.cleared():
             self.close(ClosedBy.FRAMEWORK_SKIPPED, None, skipped=True)
         self.round.dirty = True
+        self.round.backward_ended = False
+        self.layouts.forget_gradients()
+        if weights_due(self.round.number):
+            self._learn_layouts()
+            self.replicas.backward_begins(self.layouts.gradients())
 
     def backward_ended(self) -> None:
         """Called after a backward returned."""
         self.round.backward_ended = True
+        self.round.backwards += 1
+        self.layouts.forget_gradients()
+        if weights_due(self.round.number):
+            self.replicas.backward_ended(self.layouts.gradients())
         self._scan.remember_gradients()
 
     def start_checked(self, found: Scanned) -> None:
         """Parameters as they were before the first forward."""
         if found.nonfinite:
             self._latch(Phase.INIT, found.found, parameters=found.names, total=found.total)
+
+    def clipped(self, norm: float) -> None:
+        """The norm that clipping computed: if it is nonfinite though no gradient is, the whole update is multiplied by zero."""
+        if not math.isfinite(norm) and not self.round.gradient_nonfinite and not self._scan.gradients().nonfinite:
+            self._latch(Phase.CLIP, scalar_check(norm), value=norm)
+
+    def misused(self, note: str) -> None:
+        """A call in a wrong order. Between two rounds it belongs to the one just closed."""
+        step = self._steps if self.round.dirty else max(self._steps - 1, 0)
+        self._latch(Phase.MISUSE, NO_CHECK, note=note, step=step)
 
     # --- the clock -----------------------------------------------------------------------------------------------------
 
@@ -197,15 +260,28 @@ class Ledger:
         """End the round: look at the state if anything was latched, report, and begin the next."""
         closing, step = self.round, self.step_of(optimizer)
         first = self._first() if self._first is not None else None
+        unreduced, weights = self._look_at_replicas(closing)
         params, buffers = self._look_at_state(closing) if closing.suspicious else (None, None)
-        self._report(closing, step, by, skipped, params, buffers)
+        self._report(closing, step, by, skipped, (params, buffers), (unreduced, weights))
         if self._worth_keeping(closing, skipped):
             self._on_suspicious(closing, step, by.value)
         if optimizer is None or first is None or optimizer is first:
             self._steps += 1
         self._on_closed(closing.number, step, closing.loss)
-        self.round = Round(closing.number + 1)
+        self.round = Round(
+            closing.number + 1,
+            checked_before=self._checker.count,
+            seconds_before=self._me.health.stopwatch.seconds,
+        )
         self._loss_scale = None
+
+    def _look_at_replicas(self, closing: Round) -> tuple[list[str], tuple[Weights, ...]]:
+        """In some rounds: which gradients nobody reduced, and fingerprints of the weights they will be applied to."""
+        if self._me.world_size == 1 or not weights_due(closing.number):
+            return [], ()
+        unreduced = self.replicas.unreduced()
+        wanted = set(unreduced)
+        return unreduced, self.replicas.weights((n, p) for n, p in self.layouts.parameters() if n in wanted)
 
     def _look_at_state(self, closing: Round) -> tuple[bool, bool]:
         """Were parameters or buffers already nonfinite? Also: what do the gradients that will be applied look like?"""
@@ -228,8 +304,15 @@ class Ledger:
         return closing.loss_nonfinite or closing.gradient_nonfinite or closing.derived_nonfinite
 
     def _report(
-        self, closing: Round, step: int, by: ClosedBy, skipped: bool, params: bool | None, buffers: bool | None
+        self,
+        closing: Round,
+        step: int,
+        by: ClosedBy,
+        skipped: bool,
+        damaged: tuple[bool | None, bool | None],
+        replicas: tuple[list[str], tuple[Weights, ...]],
     ) -> None:
+        unreduced, weights = replicas
         self._send(
             RoundClosed(
                 attempt=self._me.attempt,
@@ -243,11 +326,16 @@ class Ledger:
                 loss=closing.loss,
                 loss_scale=self._loss_scale,
                 skipped=skipped,
-                fingerprint=closing.fingerprint,
-                identity=closing.identity,
-                params_nonfinite=params,
-                buffers_nonfinite=buffers,
-                check_seconds=self._checker.seconds - closing.seconds_before,
+                params_nonfinite=damaged[0],
+                buffers_nonfinite=damaged[1],
+                check_seconds=self._me.health.stopwatch.seconds - closing.seconds_before,
+                backwards=closing.backwards,
+                activations=closing.activations,
+                gradient_absmax=closing.gradient_absmax,
+                sync=self.replicas.close(),
+                unreduced=tuple(unreduced[:MAX_NAMES]),
+                unreduced_total=len(unreduced),
+                weights=weights,
             )
         )
 
@@ -261,6 +349,7 @@ class Ledger:
         total: int = 0,
         value: float | None = None,
         note: str = "",
+        step: int | None = None,
     ) -> None:
         """Send evidence at once and remember that this round has some. Safe from gloo's threads."""
         with self._lock:
@@ -277,7 +366,7 @@ class Ledger:
                 attempt=self._me.attempt,
                 rank=self._me.rank,
                 round=current.number,
-                step=self._steps,
+                step=self._steps if step is None else step,
                 order=order,
                 phase=phase,
                 at=time.time(),

@@ -50,12 +50,17 @@ class Naming:
         """Optimizers still alive, in the order they were met."""
         return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
 
+    def _outermost(self) -> list[nn.Module]:
+        """Roots that no other root contains: ``fully_shard`` is called on the blocks first, but users name from the whole."""
+        alive = [root for ref in self._roots if (root := ref()) is not None]
+        inner = {id(module) for root in alive for module in root.modules() if module is not root}
+        return [root for root in alive if id(root) not in inner]
+
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, parameter) of every parameter known, each once."""
         seen: set[int] = set()
-        for ref in self._roots:
-            root = ref()
-            for name, parameter in root.named_parameters() if root is not None else ():
+        for root in self._outermost():
+            for name, parameter in root.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield user_name(name), parameter
@@ -71,9 +76,8 @@ class Naming:
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, buffer) of every buffer of the roots, each once."""
         seen: set[int] = set()
-        for ref in self._roots:
-            root = ref()
-            for name, buffer in root.named_buffers() if root is not None else ():
+        for root in self._outermost():
+            for name, buffer in root.named_buffers():
                 if id(buffer) not in seen:
                     seen.add(id(buffer))
                     yield user_name(name), buffer

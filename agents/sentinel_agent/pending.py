@@ -89,7 +89,8 @@ class Pending:
         if work is None:
             return True
         try:
-            work.wait()
+            with self._health.stopwatch.waiting():
+                work.wait()
         except RuntimeError:
             self._health.drops["collective_failed"] += 1
             return False

@@ -6,7 +6,8 @@ Owns the distinction of gradients from activations and scalars. Looks at call st
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from types import CodeType
 
@@ -83,12 +84,15 @@ def _of_file(filename: str) -> Caller | None:
 
 
 def role(tensors: list[torch.Tensor], who: Caller, *, backward: bool, after_backward: bool, layouts: Layouts) -> Role:
-    """Role of a reduction over ``tensors`` (its inputs, floating, not empty)."""
+    """Role of a reduction over ``tensors`` (its inputs, floating, not empty).
+
+    ``after_backward``: a backward of the open round has ended, and no other has begun.
+    """
     if backward and who in (Caller.AUTOGRAD, Caller.GRADIENT_HOOK):
         return Role.GRADIENT
     if who is Caller.ACTIVATION:
         return Role.SCALAR if _are_scalars(tensors) else Role.ACTIVATION
-    if layouts.are_gradients(tensors):
+    if after_backward and layouts.names_of(tensors) is not None:
         return Role.GRADIENT
     if _are_scalars(tensors):
         return Role.SCALAR
@@ -102,33 +106,48 @@ def _are_scalars(tensors: list[torch.Tensor]) -> bool:
 
 
 class Layouts:
-    """Shapes and storages of the gradients that are waiting to be reduced."""
+    """Shapes of the parameters, and the storages of their gradients as they stand after a backward."""
 
     def __init__(self) -> None:
+        self._parameters: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self._shapes: set[torch.Size] = set()
         self._totals: set[int] = set()
-        self._parameters: list[torch.Tensor] = []
+        self._owners: dict[int, str] | None = None
 
-    def learn(self, parameters: Iterable[torch.Tensor]) -> None:
+    def learn(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take in the parameters that will get gradients."""
-        self._parameters = [p for p in parameters if p.requires_grad]
-        self._shapes = {p.shape for p in self._parameters}
+        trained = [(name, p) for name, p in named if p.requires_grad]
+        self._parameters = [(name, weakref.ref(p)) for name, p in trained]
+        self._shapes = {p.shape for _, p in trained}
         by_dtype: dict[torch.dtype, int] = {}
-        for parameter in self._parameters:
+        for _, parameter in trained:
             by_dtype[parameter.dtype] = by_dtype.get(parameter.dtype, 0) + parameter.numel()
         self._totals = {*by_dtype.values(), sum(by_dtype.values())}
+        self._owners = None
 
     @property
     def known(self) -> bool:
         """True once any parameter was learnt."""
         return bool(self._parameters)
 
-    def are_gradients(self, tensors: list[torch.Tensor]) -> bool:
-        """True if a tensor shares its storage with some parameter's ``.grad``."""
-        storages = {t.untyped_storage().data_ptr() for t in tensors if not t.is_sparse}
-        return any(
-            p.grad is not None and not p.grad.is_sparse and storage_of(p.grad) in storages for p in self._parameters
-        )
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, parameter) of those still alive."""
+        return ((name, p) for name, ref in self._parameters if (p := ref()) is not None)
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, gradient) of those that have one."""
+        return ((name, p.grad) for name, p in self.parameters() if p.grad is not None)
+
+    def forget_gradients(self) -> None:
+        """Gradients have changed places: a backward ran, or they were cleared."""
+        self._owners = None
+
+    def names_of(self, tensors: list[torch.Tensor]) -> tuple[str, ...] | None:
+        """Names of the parameters whose ``.grad`` these very tensors are; None if any of them is not one."""
+        if self._owners is None:
+            self._owners = {storage_of(g): name for name, g in self.gradients() if g.layout is torch.strided}
+        found = tuple(self._owners.get(storage_of(t), "") for t in tensors if t.layout is torch.strided)
+        return found if found and all(found) else None
 
     def look_like_gradients(self, tensors: list[torch.Tensor]) -> bool:
         """True if shapes match parameters one by one, or one flat tensor holds all of them."""

@@ -5,7 +5,6 @@ Owns the state between two closings: collectives, evidence, losses. Sends nothin
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,7 @@ class Reduction:
     wire: Check
     outputs: list[torch.Tensor] = field(default_factory=list)
     work: Any = None
+    sum_in: float | None = None  # taken where the result will be audited
     reduced: Check | None = None
     raw: Check | None = None
     narrowed: bool = False
@@ -49,28 +49,24 @@ class Round:
     gradient_nonfinite: bool = False
     derived_nonfinite: bool = False
     evidence: int = 0
-    fingerprint: int = 0
-    identity: int = 0
+    backwards: int = 0
+    activations: int = 0
+    gradient_absmax: float | None = None
     reduced_storages: set[int] = field(default_factory=set)
     indices: Counter[str] = field(default_factory=Counter)
     checked_before: int = 0
-    seconds_before: float = 0.0
+    seconds_before: float = 0.0  # the stopwatch's reading when the round began
 
     def next_index(self, group: str) -> int:
         """Number of the next checked collective of ``group`` in this round."""
         self.indices[group] += 1
         return self.indices[group] - 1
 
+    def weigh(self, found: Check) -> None:
+        """Take in what a gradient collective was given."""
+        self.gradient_absmax = max(self.gradient_absmax or 0.0, found.absmax)
+
     @property
     def suspicious(self) -> bool:
         """True if anything nonfinite was latched."""
         return self.evidence > 0
-
-    def identify(self, reduction: Reduction) -> None:
-        """Add a gradient collective to the round's identity: op, dtype, size and order, equal on all ranks of a group."""
-        text = f"{reduction.op}|{reduction.dtype}|{reduction.wire.numel}|{reduction.index}"
-        self.identity = zlib.crc32(text.encode(), self.identity)
-
-    def fingerprint_result(self, finding: Check) -> None:
-        """Add what a gradient all-reduce returned. The largest magnitude is free: the check has just computed it."""
-        self.fingerprint = zlib.crc32(repr((finding.absmax, finding.nan, finding.inf)).encode(), self.fingerprint)

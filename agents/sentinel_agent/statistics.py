@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sentinel.bundle.manifest import SampleFinding, TensorStatistics
-from sentinel_agent.capture import local, sparse_parts
+from sentinel_agent.contents import is_readable, local, sparse_parts
 
 MAX_FINDINGS: Final = 16  # of one kind for one tensor; the total is in the detail
 MIN_CONSTANT: Final = 4  # elements a sample must have before having one value only is odd
@@ -121,11 +121,10 @@ def _chunks(tensor: Tensor) -> Iterator[Tensor]:
 
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
     tensor = local(tensor).detach()
-    if tensor.is_meta:
+    if not is_readable(tensor):
         return ()
     if tensor.layout is not torch.strided:
-        values = sparse_parts(tensor).get("values")
-        return () if values is None else _parts(values)
+        return _parts(sparse_parts(tensor)["values"])
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return (tensor,)
@@ -142,7 +141,7 @@ def _float64(flat: Tensor) -> Tensor:
 def _rows(tensor: Tensor) -> Tensor | None:
     """``tensor`` as a matrix with a sample in each row, in a dtype that can be compared; None if it has no samples."""
     tensor = local(tensor).detach()
-    if tensor.layout is not torch.strided or tensor.dim() == 0 or tensor.numel() == 0 or tensor.is_meta:
+    if tensor.layout is not torch.strided or tensor.dim() == 0 or tensor.numel() == 0 or not is_readable(tensor):
         return None
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return None

@@ -15,6 +15,8 @@ from typing import BinaryIO, Final
 import torch
 from torch import Tensor
 
+from sentinel_agent.contents import is_readable
+
 _DTYPES: Final = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -39,7 +41,7 @@ MAX_NAME: Final = 512  # characters of a tensor's name
 
 def storable(tensor: Tensor) -> bool:
     """True if the format has a name for the dtype and the tensor has contents to write."""
-    return tensor.dtype in _DTYPES and tensor.layout is torch.strided and not tensor.is_meta
+    return tensor.dtype in _DTYPES and tensor.layout is torch.strided and is_readable(tensor)
 
 
 class Names:

@@ -119,7 +119,7 @@ def ports_check() -> CheckResult:
 def torch_check(probe: dict[str, object]) -> CheckResult:
     """Torch imports and has a distributed backend."""
     if "error" in probe:
-        return _result("torch", False, str(probe["error"]), "pip install 'nan-sentinel[torch]' into this environment")
+        return _result("torch", False, str(probe["error"]), "pip install torch into this environment")
     fits = bool(probe["gloo"])
     return _result(
         "torch",

@@ -11,6 +11,7 @@ from functools import partial
 
 from sentinel.bundle.commit import BundleRequest, PresentPart, commit
 from sentinel.bundle.manifest import Manifest
+from sentinel.bundle.reader import Bundle, BundleRefused
 from sentinel.coordinator.committer import Committer
 from sentinel.coordinator.directories import bundle_root
 from sentinel.coordinator.faults import Fault, Faults
@@ -22,6 +23,7 @@ from sentinel.incidents.events import Command, CommitBundle, Release, RequestPar
 from sentinel.wire.codec import encode_command
 from sentinel.wire.link import COMMAND_LIFETIME_SECONDS
 from sentinel.wire.messages import DumpRequest, Released
+from sentinel.wire.names import BUNDLES
 
 SendCommand = Callable[[bytes, bytes], None]
 """Sends a command frame to a route."""
@@ -72,21 +74,18 @@ class Actions:
         for frame in run.open_commands(now):
             self._send(route, frame)
 
+    def is_committed(self, run: Run, command: CommitBundle) -> bool:
+        """True if the bundle's manifest is on disk and says that nothing is missing."""
+        request = _request(run, command, 0.0)
+        try:
+            return not Bundle.open(bundle_root(run.directory, request) / BUNDLES / request.id).partial
+        except BundleRefused:
+            return False
+
     def _start_commit(self, run: Run, command: CommitBundle, now: float) -> None:
-        request = BundleRequest(
-            id=command.bundle,
-            run_id=run.run_id,
-            attempt=command.attempt,
-            round=command.round,
-            step=command.step,
-            world_size=command.world_size,
-            incidents=command.incidents,
-            parts=tuple(PresentPart(*part) for part in command.present),
-            missing=command.missing,
-            committed_at=now,
-        )
-        root = bundle_root(run.directory, request)
+        request = _request(run, command, now)
         self._committing += 1
+        root = bundle_root(run.directory, request)
         self._committer.submit(
             partial(commit, root, request), lambda manifest: self._post(partial(self._committed, run, manifest))
         )
@@ -107,3 +106,18 @@ class Actions:
     def close(self) -> None:
         """Take no more bundles."""
         self._committer.close()
+
+
+def _request(run: Run, command: CommitBundle, now: float) -> BundleRequest:
+    return BundleRequest(
+        id=command.bundle,
+        run_id=run.run_id,
+        attempt=command.attempt,
+        round=command.round,
+        step=command.step,
+        world_size=command.world_size,
+        incidents=command.incidents,
+        parts=tuple(PresentPart(*part) for part in command.present),
+        missing=command.missing,
+        committed_at=now,
+    )

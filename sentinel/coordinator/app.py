@@ -194,6 +194,7 @@ class Coordinator:
             registry=new_registry(self.snapshot),
             status=self.status,
             loop_age=lambda: time.monotonic() - self._server.beat,
+            store_failing=lambda: self._writer.failing,
             uptime=lambda: time.monotonic() - self._started,
         )
         token = self.settings.http_token.get_secret_value() if self.settings.http_token else None

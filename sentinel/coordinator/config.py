@@ -25,7 +25,9 @@ class CoordinatorSettings(BaseSettings):
     many runs and keeps its keys in ``run_dir`` over restarts.
     """
 
-    model_config = SettingsConfigDict(env_prefix="SENTINEL_COORDINATOR_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="SENTINEL_COORDINATOR_", frozen=True, extra="forbid", hide_input_in_errors=True
+    )
 
     run_dir: Path = Field(description="holds sentinel.db, join.json, bundles/ and, standalone, coordinator.key")
     run_id: str | None = Field(default=None, min_length=1, max_length=256)

@@ -23,6 +23,7 @@ class Fault(StrEnum):
     MESSAGE = "message"  # taking in one message
     CORE = "core"  # the tracker, on one event
     TICK = "tick"
+    SNAPSHOT = "snapshot"  # answering metrics and pages
     COMMAND = "command"  # doing what the core asked
     COMMIT = "commit"  # writing a bundle's manifest
     RESTORE = "restore"  # reading a run back at start

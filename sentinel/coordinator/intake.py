@@ -130,9 +130,17 @@ class Intake:
         return self._journal.settled and not self._actions.committing
 
     def end_all(self, now: float) -> None:
-        """No more reports will come: judge every open window of every run."""
+        """The coordinator stops: judge every open window of every run.
+
+        An embedded coordinator's run ends with it. A standalone one's go on without it, so their log stays open, and the next
+        start takes them up where they were.
+        """
         for run in self.runs.values():
-            if not run.ended:
+            if run.ended:
+                continue
+            if self._only_run is None:
+                self._feed(run, [RunEnded()], now)
+            else:
                 self._end(run, now)
         self._write_counts()
 

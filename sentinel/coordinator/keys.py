@@ -83,19 +83,20 @@ def persistent_keys(path: Path) -> Keys:
 
 def _load(path: Path) -> Keys:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise KeysUnusable(f"{path} cannot be read: {error.strerror}") from error
-    with os.fdopen(fd) as file:
-        mode = os.fstat(fd)
-        if not stat.S_ISREG(mode.st_mode) or mode.st_mode & 0o077:
+    try:
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode) or mode & 0o077:
             raise KeysUnusable(f"{path} must be a plain file that only its owner can read (chmod 600)")
-        try:
-            return Keys.model_validate_json(file.read(65536))
-        except (ValidationError, UnicodeDecodeError) as error:
-            raise KeysUnusable(f"{path} is not a coordinator's key file") from error
+        return Keys.model_validate_json(os.read(fd, 65536))
+    except ValidationError as error:
+        raise KeysUnusable(f"{path} is not a coordinator's key file") from error
+    finally:
+        os.close(fd)
 
 
 def _write_new(path: Path, text: str) -> None:

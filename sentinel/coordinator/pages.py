@@ -37,6 +37,7 @@ class Sources:
     registry: CollectorRegistry
     status: Callable[[bool], tuple[RunStatus, ...] | None]
     loop_age: Callable[[], float]
+    store_failing: Callable[[], bool]
     uptime: Callable[[], float]
 
 
@@ -47,7 +48,7 @@ class _Record(BaseModel):
 class Health(_Record):
     """Answer of ``/healthz``; ``status`` is the reason when it is not ok."""
 
-    status: Literal["ok", "loop_stuck"]
+    status: Literal["ok", "loop_stuck", "store_failing"]
     version: str
     uptime_seconds: float
     loop_age_seconds: float
@@ -82,7 +83,7 @@ def build_app(sources: Sources) -> Starlette:
             Route("/api/v1/runs", pages.runs),
             Route("/api/v1/status", pages.status),
         ],
-        exception_handlers={StoreUnreadable: _store_unreadable, 404: _not_found},
+        exception_handlers={StoreUnreadable: _store_unreadable, 404: _not_found, Exception: _fault},
     )
 
 
@@ -113,8 +114,9 @@ class _Pages:
 
     def health(self, request: Request) -> Response:
         age = self._sources.loop_age()
+        stored: Literal["ok", "store_failing"] = "store_failing" if self._sources.store_failing() else "ok"
         health = Health(
-            status="ok" if age < STUCK_SECONDS else "loop_stuck",
+            status=stored if age < STUCK_SECONDS else "loop_stuck",
             version=__version__,
             uptime_seconds=self._sources.uptime(),
             loop_age_seconds=age,
@@ -156,3 +158,8 @@ def _store_unreadable(_request: Request, error: Any) -> Response:
 
 def _not_found(_request: Request, _: Any) -> Response:
     return _error(404, "not_found")
+
+
+def _fault(_: Request, error: Any) -> Response:
+    # Starlette raises the error again after this answer; Access counts it there.
+    return _error(500, "fault", type(error).__name__)

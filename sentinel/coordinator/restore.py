@@ -14,7 +14,7 @@ from sentinel.coordinator.intake import Intake
 from sentinel.coordinator.journal import Journal
 from sentinel.coordinator.run import Run
 from sentinel.coordinator.store import IncidentReader, RunRecord, with_ticks
-from sentinel.incidents.events import Command, CommitBundle, Expect, Release, RequestParts, SaveIncident
+from sentinel.incidents.events import CommitBundle, Expect, SaveIncident
 from sentinel.incidents.model import Incident
 from sentinel.wire.link import COMMAND_LIFETIME_SECONDS
 
@@ -45,23 +45,20 @@ def _restore_run(reader: IncidentReader, record: RunRecord, actions: Actions, ru
     )
     stored = {incident.id: incident for incident in reader.incidents(record.run_id)}
     newest: dict[str, SaveIncident] = {}
+    bundles: dict[str, CommitBundle] = {}
     for entry in with_ticks(reader.events(record.run_id)):
         if isinstance(entry.event, Expect):
             run.note_world_size(entry.event.world_size)
         for command in run.feed(entry.event, entry.at):
             if isinstance(command, SaveIncident):
                 newest[command.incident.id] = command
-            elif _still_matters(command, entry.at, now):
+            elif isinstance(command, CommitBundle):
+                bundles[command.bundle] = command
+            elif now - entry.at < COMMAND_LIFETIME_SECONDS:
                 actions.carry_out(run, [command], now)
     actions.carry_out(run, [save for id_, save in newest.items() if _differs(save.incident, stored.get(id_))], now)
+    actions.carry_out(run, [command for command in bundles.values() if not actions.is_committed(run, command)], now)
     return run
-
-
-def _still_matters(command: Command, at: float, now: float) -> bool:
-    """Bundles are committed again if they were not; requests to ranks only if they have not expired."""
-    if isinstance(command, CommitBundle):
-        return True
-    return isinstance(command, RequestParts | Release) and now - at < COMMAND_LIFETIME_SECONDS
 
 
 def _differs(incident: Incident, stored: Incident | None) -> bool:

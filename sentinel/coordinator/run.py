@@ -14,10 +14,12 @@ from sentinel.coordinator.admission import Inbound, NotAdmitted, Rejection
 from sentinel.coordinator.totals import Totals
 from sentinel.incidents.events import Command, Event, Received
 from sentinel.incidents.tracker import Tracker
-from sentinel.wire.messages import NodeEnded, Report
+from sentinel.wire.messages import Hello, NodeEnded, Report
 
 END_AFTER_SECONDS = 30.0
 """A run whose every node has ended is over after this long without a report (a restart would have reported by then)."""
+RUN_IDLE_SECONDS = 24 * 3600.0
+"""A run that nobody ended is over after this long without a report."""
 ROUTE_IDLE_SECONDS = 600.0
 MAX_OPEN_COMMANDS = 64
 
@@ -87,11 +89,14 @@ class Run:
         self.totals.note(report, now)
         if isinstance(report, NodeEnded):
             self._nodes[report.node] = report.attempt
+        elif isinstance(report, Hello):
+            ended = self._nodes.get(report.node)
+            self._nodes[report.node] = ended if ended is not None and ended >= report.attempt else None
 
     def is_over(self, now: float) -> bool:
-        """True once every node heard of has ended and nothing came for a while."""
+        """True once every node heard of has ended and nothing came for a while, or nothing came for very long."""
         all_ended = bool(self._nodes) and all(attempt is not None for attempt in self._nodes.values())
-        return all_ended and now - self.touched_at > END_AFTER_SECONDS
+        return now - self.touched_at > (END_AFTER_SECONDS if all_ended else RUN_IDLE_SECONDS)
 
     def reopen(self) -> None:
         """Reports came after the end: the job was restarted."""

@@ -99,7 +99,8 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
         return connection
     except sqlite3.OperationalError:
         # A finished run on a read-only disk: WAL needs a shared-memory file that cannot be made, and nobody writes any more.
-        if path.with_name(path.name + "-wal").exists():
+        log = path.with_name(path.name + "-wal")
+        if log.exists() and log.stat().st_size:
             raise StoreUnreadable(f"{path} cannot be read: its directory is read-only while a log is pending") from None
         return sqlite3.connect(f"{uri}&immutable=1", uri=True)
     except sqlite3.Error as error:

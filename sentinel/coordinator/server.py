@@ -157,7 +157,7 @@ class Server:
     def ask(self, question: Callable[[], R], timeout: float) -> R | None:
         """Result of ``question``, run on the loop's thread; None if the loop did not answer within ``timeout`` seconds."""
         answer: Future[R | None] = Future()
-        self.post(lambda: answer.set_result(self._faults.guard(Fault.MESSAGE, question)))
+        self.post(lambda: answer.set_result(self._faults.guard(Fault.SNAPSHOT, question)))
         try:
             return answer.result(timeout)
         except TimeoutError:

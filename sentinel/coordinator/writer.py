@@ -6,6 +6,7 @@ refuses is retried until it accepts (nothing is acknowledged meanwhile); a row t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sqlite3
 import threading
@@ -97,6 +98,7 @@ class StoreWriter:
     ) -> None:
         self.path = path
         self.faults: Counter[str] = Counter()
+        self.failing = False  # the last commit was refused and is being tried again
         self._synchronous: Literal["full", "normal"] = synchronous
         self._healthy_kept = healthy_kept
         self._healthy: Counter[str] = Counter()  # healthy frames in the log, by run
@@ -138,7 +140,14 @@ class StoreWriter:
             while batch := self._next_batch():
                 self._commit_until_accepted(batch)
         finally:
-            self._connection.close()
+            self._leave_one_file()
+
+    def _leave_one_file(self) -> None:
+        """Close; a finished run is one plain file that can be read from anywhere, unless somebody reads it right now."""
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA busy_timeout = 200")
+            self._connection.execute("PRAGMA journal_mode = DELETE")
+        self._connection.close()
 
     def _next_batch(self) -> list[_Submission]:
         """What waits now, after gathering a moment if nobody is waiting for it. Empty: closed and nothing left."""
@@ -151,6 +160,7 @@ class StoreWriter:
     def _commit_until_accepted(self, batch: list[_Submission]) -> None:
         failures = 0
         while not self._commit(batch):
+            self.failing = True
             self.faults["store_write"] += 1
             with self._wake:
                 if self._closing and failures >= len(RETRY_SECONDS):
@@ -158,6 +168,7 @@ class StoreWriter:
                     return
             time.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
             failures += 1
+        self.failing = False
         with self._wake:
             self._backlog -= sum(len(s.writes) for s in batch)
         for submission in batch:
@@ -175,7 +186,9 @@ class StoreWriter:
                     self._apply(write)
             self._trim()
             self._connection.execute("COMMIT")
-        except sqlite3.OperationalError as error:  # disk full, I/O error, locked: may pass
+        except (
+            sqlite3.Error
+        ) as error:  # disk full, I/O error, locked: may pass; a damaged file until somebody repairs it
             log.warning("incident database %s: %s (will retry)", self.path, error)
             self._roll_back()
             return False

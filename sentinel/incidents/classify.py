@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from sentinel.incidents import blame
 from sentinel.incidents.describe import findings, parameters_of, plural, rank_list
+from sentinel.incidents.finding import attribution_of
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage, Verdict
 from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS, ScalerHistory
 from sentinel.incidents.window import RoundWindow
@@ -48,7 +49,6 @@ class View:
             for e in self.window.evidence
             if e.phase is Phase.OUTPUT or (e.phase is Phase.WIRE and e.collective and e.collective.role is Role.SCALAR)
         ]
-
 
     def group_of(self, evidence: Evidence) -> tuple[int, ...]:
         """Global ranks of the group whose collective the evidence is about; the world if it is about none, or all of it."""
@@ -245,7 +245,7 @@ def _damaged_reduction(view: View, results: list[Evidence], bound: float) -> Ver
         Cause.COMMUNICATION,
         f"every rank gave {_name_of(results[0])} finite values whose sum cannot exceed {bound:.4g}, "
         f"yet the result is nonfinite on {rank_list(_ranks(results))}",
-        attribution=_attribution(differing, group) if differing else Attribution.REDUCTION_INDUCED,
+        attribution=attribution_of(differing, group) if differing else Attribution.REDUCTION_INDUCED,
         suspects=differing,
     )
 
@@ -296,7 +296,7 @@ def _verdict(
         rule=rule,
         kind=kind,
         stage=stage,
-        attribution=attribution or _attribution(ranks, _group(view, seen)),
+        attribution=attribution or attribution_of(ranks, _group(view, seen)),
         suspect_ranks=ranks,
         severity=severity,
         cause=cause,
@@ -305,14 +305,6 @@ def _verdict(
         missing_ranks=view.missing,
         findings=findings(view.window, ranks),
     )
-
-
-def _attribution(ranks: tuple[int, ...], group: tuple[int, ...]) -> Attribution:
-    if not ranks:
-        return Attribution.NONE
-    if len(ranks) == 1:
-        return Attribution.RANK_LOCAL
-    return Attribution.ALL_RANKS if set(ranks) >= set(group) else Attribution.MULTI_RANK
 
 
 def _cause_of_raw(view: View, origins: tuple[int, ...], loss_nonfinite: bool) -> Cause:

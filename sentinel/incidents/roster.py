@@ -53,6 +53,7 @@ class Roster:
     world_size: int = 0
     attempt: int = 0
     ranks: dict[int, RankState] = field(default_factory=dict)
+    _left: int = 0  # ranks that have left; counted, so that a report costs the same whatever the world size
 
     def note(self, report: Report, now: float) -> None:
         """Take in whom a report comes from, and what it says about that rank's state."""
@@ -76,23 +77,29 @@ class Roster:
             case RoundClosed():
                 state.last_round, state.step = max(state.last_round, report.round), report.step
             case Disabled():
-                state.state, state.left_at_round = RankCondition.DISABLED, state.last_round
+                state.state = RankCondition.DISABLED
+                self._leaves(state, state.last_round)
             case Goodbye():
-                state.state, state.left_at_round = RankCondition.ENDED, max(report.last_round, state.last_round)
+                state.state = RankCondition.ENDED
+                self._leaves(state, max(report.last_round, state.last_round))
             case Evidence() | PartWritten() | Counted() | NodeEnded():
                 pass
         if state.state is RankCondition.SILENT:
             state.state = RankCondition.RUNNING
 
     def _new_attempt(self, attempt: int) -> None:
-        self.attempt, self.ranks = attempt, {}
+        self.attempt, self.ranks, self._left = attempt, {}, 0
 
     def _node_ended(self, report: NodeEnded) -> None:
         for state in self.ranks.values():
             if state.node == report.node and state.attempt <= report.attempt:
                 state.state = RankCondition.ENDED
-                if state.left_at_round is None:
-                    state.left_at_round = state.last_round
+                self._leaves(state, state.last_round)
+
+    def _leaves(self, state: RankState, round_: int) -> None:
+        if state.left_at_round is None:
+            state.left_at_round = round_
+            self._left += 1
 
     def tick(self, now: float) -> None:
         """Mark running ranks that have said nothing for ``SILENT_AFTER_SECONDS``."""
@@ -104,12 +111,11 @@ class Roster:
         """No rank will report again."""
         for state in self.ranks.values():
             state.state = RankCondition.ENDED
-            if state.left_at_round is None:
-                state.left_at_round = state.last_round
+            self._leaves(state, state.last_round)
 
     def present(self) -> int:
         """How many ranks have not left; cheap, so that a window is looked at closely only when it may be complete."""
-        return self.world_size - sum(1 for s in self.ranks.values() if s.left_at_round is not None)
+        return (self.world_size or len(self.ranks)) - self._left
 
     def expected(self, round_: int) -> list[int]:
         """Ranks that should close round ``round_``: all of the world but those that left before it."""

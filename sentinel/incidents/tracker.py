@@ -7,11 +7,16 @@ What the verdict is, ``classify.py`` decides; which parts make a bundle, ``gathe
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from sentinel.incidents import habits
 from sentinel.incidents.classify import Quiet, View, classify
+from sentinel.incidents.comparisons import at_end, compare
 from sentinel.incidents.events import Command, Event, Expect, Received, Release, RunEnded, SaveIncident, Tick
+from sentinel.incidents.finding import Finding
 from sentinel.incidents.gathering import Gathering
+from sentinel.incidents.history import History
 from sentinel.incidents.model import Incident, Severity, State, Verdict, utc
 from sentinel.incidents.roster import RankState, Roster
 from sentinel.incidents.scaler import ScalerHistory
@@ -74,6 +79,7 @@ class Tracker:
         self._windows: dict[tuple[int, int], RoundWindow] = {}
         self._judged: dict[tuple[int, int], tuple[RoundWindow, str | None]] = {}
         self._scalers: dict[int, ScalerHistory] = {}
+        self._histories: dict[int, History] = {}
         self._gathering = Gathering()
         self._goodbyes: dict[int, tuple[Goodbye, float]] = {}
         self._healthy_in_a_row = 0
@@ -101,9 +107,21 @@ class Tracker:
                 self.roster.end_all()
         ended = isinstance(event, RunEnded)
         commands = self._judge_ready(now, ended)
+        if ended:
+            commands += self._confirm_at_end(now)
         commands += self._gathering.commit_ready(now, self.world_size, ended)
         commands += self._attach_bundles(now, commands)
         return commands + self._release_ready(now)
+
+    def _confirm_at_end(self, now: float) -> list[Command]:
+        """What still waited for confirmation when the run ended."""
+        commands: list[Command] = []
+        for attempt, history in self._histories.items():
+            for finding in at_end(history):
+                window = RoundWindow(attempt, max(finding.round, 0), opened_at=now)
+                commands += self._meet(finding, window, now)
+            history.drift = None
+        return commands
 
     def _receive(self, report: Report, now: float) -> None:
         self.counts.reports += 1
@@ -165,11 +183,27 @@ class Tracker:
     def _healthy(self, window: RoundWindow, now: float) -> list[Command]:
         self.counts.rounds_checked += 1
         self._note_scaler(window)
-        self._healthy_in_a_row += 1
+        commands = self._open_all(compare(window, self._history(window.attempt)), window, now)
+        if not commands:
+            self._healthy_in_a_row += 1
         if self._healthy_in_a_row < RESOLVE_ROUNDS:
-            return []
+            return commands
         stale = [i for i in self.incidents.values() if i.state is not State.RESOLVED and i.attempt <= window.attempt]
-        return [self._save(i.model_copy(update={"state": State.RESOLVED, "updated_at": utc(now)})) for i in stale]
+        return commands + [
+            self._save(i.model_copy(update={"state": State.RESOLVED, "updated_at": utc(now)})) for i in stale
+        ]
+
+    def _history(self, attempt: int) -> History:
+        return self._histories.setdefault(attempt, History())
+
+    def _open_all(self, found: Iterable[Finding], window: RoundWindow, now: float) -> list[Command]:
+        return [command for finding in found for command in self._meet(finding, window, now)]
+
+    def _meet(self, finding: Finding, window: RoundWindow, now: float) -> list[Command]:
+        """A finding opens an incident, unless it is the same fault seen again."""
+        self._healthy_in_a_row = 0
+        same = self._same_fault(finding.verdict, window)
+        return [self._seen_again(same, window, now)] if same is not None else self._open(finding, window, now)
 
     def _note_scaler(self, window: RoundWindow) -> None:
         if window.closed:
@@ -180,35 +214,49 @@ class Tracker:
 
     def _judge(self, window: RoundWindow, missing: tuple[int, ...], now: float) -> list[Command]:
         key = (window.attempt, window.round)
-        self.counts.rounds_checked += key not in self._judged
-        known = self._judged[key][1] if key in self._judged else None
-        echoed = None if known else self._echo_of(window)
+        if key in self._judged:
+            return self._correct(window, missing, now)
+        self.counts.rounds_checked += 1
+        echoed = self._echo_of(window)
+        commands: list[Command] = []
         if echoed is not None:
-            outcome: Verdict | Quiet = Quiet.NOTHING_CONFIRMED
-            commands: list[Command] = [self._seen_again(echoed, window, now)]
+            commands.append(self._seen_again(echoed, window, now))
         else:
-            outcome = classify(View(window, self._world(window), missing, self._scaler(window.attempt)))
-            commands = self._act_on(outcome, window, known, now)
-        if key not in self._judged:
-            self._note_scaler(window)
-        self._remember(key, window, commands, known)
+            outcome = self._outcome(window, missing)
+            commands += self._act_on(outcome, window, now)
+        opened = next((c.incident.id for c in commands if isinstance(c, SaveIncident) and c.is_new), None)
+        history = self._history(window.attempt)
+        commands += self._open_all(habits.judge(window, history), window, now)
+        if not missing:
+            commands += self._open_all(compare(window, history), window, now)
+        self._note_scaler(window)
+        self._remember(key, window, opened)
         return commands
 
-    def _act_on(self, outcome: Verdict | Quiet, window: RoundWindow, known: str | None, now: float) -> list[Command]:
+    def _outcome(self, window: RoundWindow, missing: tuple[int, ...]) -> Verdict | Quiet:
+        return classify(View(window, self._world(window), missing, self._scaler(window.attempt)))
+
+    def _act_on(self, outcome: Verdict | Quiet, window: RoundWindow, now: float) -> list[Command]:
         if isinstance(outcome, Quiet):
             self.counts.quiet[outcome.value] += 1
             self._gathering.unwanted(window.attempt, window.round, now)
             return []
-        self._healthy_in_a_row = 0
+        return self._meet(dated(outcome, window), window, now)
+
+    def _correct(self, window: RoundWindow, missing: tuple[int, ...], now: float) -> list[Command]:
+        """Reports came late for a round that was judged without them: judge again, under the same incident."""
+        key = (window.attempt, window.round)
+        known = self._judged[key][1]
+        outcome = self._outcome(window, missing)
+        if isinstance(outcome, Quiet):
+            return []
         if known is not None:
             return [self._corrected(self.incidents[known], outcome, now)]
-        same = self._same_fault(outcome, window)
-        if same is not None:
-            return [self._seen_again(same, window, now)]
-        return self._open(outcome, window, now)
+        commands = self._meet(dated(outcome, window), window, now) if self._echo_of(window) is None else []
+        self._remember(key, window, next((c.incident.id for c in commands if isinstance(c, SaveIncident)), None))
+        return commands
 
-    def _remember(self, key: tuple[int, int], window: RoundWindow, commands: list[Command], known: str | None) -> None:
-        opened = next((c.incident.id for c in commands if isinstance(c, SaveIncident) and c.is_new), known)
+    def _remember(self, key: tuple[int, int], window: RoundWindow, opened: str | None) -> None:
         self._judged[key] = (window, opened)
         while len(self._judged) > KEPT_JUDGED:
             del self._judged[min(self._judged)]
@@ -240,27 +288,26 @@ class Tracker:
                 return incident
         return None
 
-    def _open(self, verdict: Verdict, window: RoundWindow, now: float) -> list[Command]:
-        incident = self._incident(verdict, window, now)
+    def _open(self, finding: Finding, window: RoundWindow, now: float) -> list[Command]:
+        incident = self._incident(finding, window, now)
         commands: list[Command] = [self._save(incident, is_new=True)]
         ranks = tuple(self.roster.expected(window.round))
         request = self._gathering.want(incident, ranks, now)
         return commands if request is None else [*commands, request]
 
-    def _incident(self, verdict: Verdict, window: RoundWindow, now: float) -> Incident:
-        step, round_ = origin_of(verdict, window)
+    def _incident(self, finding: Finding, window: RoundWindow, now: float) -> Incident:
         return Incident(
-            id=f"{bundle_id(window.attempt, window.round)}-{len(self.incidents) + 1:02d}",
+            id=f"{bundle_id(window.attempt, finding.round)}-{len(self.incidents) + 1:02d}",
             run_id=self.run_id,
-            step=step,
-            round=round_,
+            step=finding.step,
+            round=finding.round,
             attempt=window.attempt,
             opened_at=utc(now),
             updated_at=utc(now),
             state=State.OPEN,
             world_size=self.world_size,
             last_round=window.round,
-            **{name: getattr(verdict, name) for name in _COPIED},
+            **{name: getattr(finding.verdict, name) for name in _COPIED},
         )
 
     def _corrected(self, incident: Incident, verdict: Verdict, now: float) -> SaveIncident:
@@ -324,9 +371,9 @@ _COPIED = (
 )
 
 
-def origin_of(verdict: Verdict, window: RoundWindow) -> tuple[int, int]:
-    """Step and round of the origin: parameters found nonfinite after a step were made so by the step before."""
+def dated(verdict: Verdict, window: RoundWindow) -> Finding:
+    """The verdict with its origin: parameters found nonfinite after a step were made so by the step before."""
     step = window.step(verdict.suspect_ranks)
     if verdict.rule == "parameters_after_step" and window.round > 0:
-        return max(step - 1, 0), window.round - 1
-    return step, window.round
+        return Finding(verdict, window.round - 1, max(step - 1, 0))
+    return Finding(verdict, window.round, step)

@@ -38,6 +38,11 @@ class RoundWindow:
         return bool(self._evidence)
 
     @property
+    def has_nonfinite(self) -> bool:
+        """True if any rank saw a nonfinite value (a wrong call or a clipped norm is evidence too, but of something else)."""
+        return any(e.phase not in (Phase.CLIP, Phase.MISUSE, Phase.EXIT) for e in self._evidence.values())
+
+    @property
     def evidence(self) -> list[Evidence]:
         """All evidence, by rank and then in the order that rank met it."""
         return [self._evidence[key] for key in sorted(self._evidence)]

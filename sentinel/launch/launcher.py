@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.run import run
 
 from sentinel.launch.options import LaunchOptions
+from sentinel.launch.signals import hold
 from sentinel.launch.watch import begin, finish
 
 FAILED = 1  # what Python leaves with after an exception, and so what torchrun leaves with
@@ -26,6 +27,7 @@ def launch(options: LaunchOptions) -> int:
         exit_code = _train(options.torchrun)
     finally:
         if watch is not None:
+            hold(options.torchrun.signals_to_handle, exit_code)
             finish(watch, exit_code)
     return exit_code
 
@@ -38,6 +40,7 @@ def _train(torchrun: argparse.Namespace) -> int:
     try:
         record(run)(torchrun)
     except (ChildFailedError, SignalException) as error:
+        hold(torchrun.signals_to_handle, FAILED)
         shown = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)  # without this frame
         sys.excepthook(type(shown), shown, shown.__traceback__)
         return FAILED

@@ -84,8 +84,9 @@ class Rendezvous:
         join = invitation.join.model_dump() if invitation.join else None
         self._store.set(_JOIN, json.dumps({"run_id": invitation.run_id, "join": join}))
 
-    def accept(self, timeout: float = JOIN_SECONDS) -> Invitation:
-        """Guest: wait for the invitation, and take a node number. Raises NoRendezvous."""
+    def accept(self, timeout: float | None = None) -> Invitation:
+        """Guest: wait for the invitation (default: JOIN_SECONDS), and take a node number. Raises NoRendezvous."""
+        timeout = JOIN_SECONDS if timeout is None else timeout
         deadline = time.monotonic() + timeout
         try:
             while not self._store.check([_JOIN]):
@@ -108,11 +109,15 @@ class Rendezvous:
     def wait_for_guests(self, timeout: float) -> int:
         """Host: wait until every launcher that came has left; how many are missing at the deadline."""
         deadline = time.monotonic() + timeout
-        while (missing := self._store.add(_NODES, 0) - 1 - self._store.add(_DRAINED, 0)) > 0:
-            if time.monotonic() >= deadline:
-                break
+        while (missing := self._guests_here()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return missing
+
+    def _guests_here(self) -> int:
+        try:
+            return int(self._store.add(_NODES, 0) - 1 - self._store.add(_DRAINED, 0))
+        except DistError:
+            return 0  # without its store the host cannot hear of anybody any more
 
 
 def meet(point: MeetingPoint, connect_timeout: float = CONNECT_SECONDS) -> Rendezvous:

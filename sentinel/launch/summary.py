@@ -6,6 +6,8 @@ incidents and run directory; printing is ``console.py``'s.
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from sentinel.postmortem.text import names_text, printable
 from sentinel.postmortem.wording import attribution_sentence, verdict_sentence
 from sentinel.wire.names import SPOOL, rank_directory
 
+COLUMNS = 100
 MAX_INCIDENTS = 5
 MAX_SAMPLES = 3  # findings named per incident
 MAX_SUSPECTS = 4  # ranks whose part is read for findings
@@ -67,9 +70,9 @@ def sample_findings(run_dir: Path, incident: Incident) -> list[str]:
     sentences = []
     for rank in incident.suspect_ranks[:MAX_SUSPECTS]:
         part = _part(run_dir / incident.bundle / rank_directory(rank) / PART_FILE)
-        found = part.sample_findings if part else ()
-        sentences += [_finding_sentence(rank, finding) for finding in found]
-    return sentences
+        if part is not None:
+            sentences += [_finding_sentence(part, finding) for finding in _of_the_round(part)]
+    return list(dict.fromkeys(sentences))
 
 
 def _found(outcome: RunOutcome) -> list[str]:
@@ -112,10 +115,16 @@ def _paragraph(run_dir: Path, incident: Incident) -> list[str]:
         ("bundle", shown(run_dir / incident.bundle) if incident.bundle else ""),
     ]
     seen_again = f" Seen in {incident.occurrences} rounds." if incident.occurrences > 1 else ""
-    return [
-        f"  {verdict_sentence(incident)}{severity}{seen_again}",
-        *(f"    {label:<8} {text}" for label, text in rows if text),
-    ]
+    head = f"  {verdict_sentence(incident)}{severity}{seen_again}"
+    return [head, *(line for label, text in rows if text for line in _row(label, text))]
+
+
+def _row(label: str, text: str) -> list[str]:
+    """A labelled text, continued below itself; paths and names stay whole, so that they can be copied."""
+    first, rest = f"    {label:<8} ", " " * 13
+    return textwrap.wrap(
+        text, COLUMNS, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _next_commands(outcome: RunOutcome) -> list[str]:
@@ -152,6 +161,18 @@ def _part(path: Path) -> PartHeader | None:
         return None
 
 
-def _finding_sentence(rank: int, finding: SampleFinding) -> str:
-    tensor = printable(finding.tensor, 80)
-    return f"sample {finding.sample} of batch tensor '{tensor}' on rank {rank} {_FINDING_WORDS[finding.what]}"
+def _of_the_round(part: PartHeader) -> list[SampleFinding]:
+    """Findings in the batches of the part's own round; the window also holds the round before."""
+    rounds = {f"b{entry.index}": entry.round for entry in part.batches}
+    return [f for f in part.sample_findings if rounds.get(_batch(f), part.round) == part.round]
+
+
+def _batch(finding: SampleFinding) -> str:
+    """``b<i>`` of a tensor's name ``b<i>.<path in the batch>``."""
+    return finding.tensor.partition(".")[0]
+
+
+def _finding_sentence(part: PartHeader, finding: SampleFinding) -> str:
+    batch, _, path = finding.tensor.partition(".")
+    tensor = printable(path if path and re.fullmatch(r"b\d+", batch) else finding.tensor, 80)
+    return f"sample {finding.sample} of batch tensor '{tensor}' on rank {part.rank} {_FINDING_WORDS[finding.what]}"

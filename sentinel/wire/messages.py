@@ -22,6 +22,8 @@ class Phase(StrEnum):
     RAW = "raw"  # autograd's gradient, before any cast or compression
     WIRE = "wire"  # what a collective was given
     REDUCED = "reduced"  # what a collective returned
+    CLIP = "clip"  # the norm that gradient clipping computed
+    MISUSE = "misuse"  # calls in an order that scales, clips or steps wrongly; ``note`` names which
     APPLIED = "applied"  # gradients as the optimizer was about to apply them; looked at only in rounds with other evidence
     EXIT = "exit"  # the rank raised or left while its round was open
 
@@ -51,8 +53,8 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
 class Check(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """What one pass over a tensor found.
 
-    ``absmax`` is the largest magnitude among the *finite* elements (0.0 if there are none); ``nan`` and ``inf`` are counts
-    of elements, exact when either is not zero.
+    ``absmax`` is the largest magnitude among the *finite* elements (0.0 if there are none); for large tensors with nothing
+    nonfinite it may be an upper bound, their L2 norm. ``nan`` and ``inf`` are exact counts of elements.
     """
 
     numel: int
@@ -125,12 +127,51 @@ class Evidence(_Message, frozen=True, array_like=True, tag="evidence", forbid_un
     note: str = ""
 
 
+class GroupSync(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """The gradient reductions of one process group in one round, as one rank saw them, small enough to send every round.
+
+    ``ranks`` (none: the whole world) come only with the first round that uses the group. ``identity`` combines op, dtype, size and,
+    where known, parameter of each collective in order; ``fingerprint`` combines the bits of the all-reduces' results that had their turn,
+    ``norm`` is the L2 norm of all of them (a float sum: equal only within rounding). ``audited`` is the index of the collective
+    whose sums are in ``sum_in`` and ``sum_out`` (of its input and result), -1 for none.
+    """
+
+    group: str
+    ranks: tuple[int, ...]
+    size: int
+    collectives: int
+    identity: int
+    fingerprint: int
+    norm: float = 0.0
+    audited: int = -1
+    sum_in: float = 0.0
+    sum_out: float = 0.0
+    audited_numel: int = 0
+    audited_absmax: float = 0.0
+    audited_op: str = ""
+    audited_dtype: str = ""
+
+
+class Weights(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Fingerprint of parameters at a round's start, before its step: those reduced over ``group``, or ``UNREDUCED`` ones."""
+
+    group: str
+    fingerprint: int
+    parameters: int
+
+
+UNREDUCED = "!"
+"""Stands for a group in ``Weights``: the parameters that had gradients which no collective reduced."""
+
+
 class RoundClosed(_Message, frozen=True, array_like=True, tag="round", forbid_unknown_fields=True):
     """The one small record of a healthy round, and the end of an unhealthy one.
 
-    ``fingerprint`` combines what the gradient collectives returned, ``identity`` what they were (op, dtype, size, order);
-    both are 0 when there was none. ``evidence`` is how many Evidence messages this rank sent for the round, so a loss on the
+    ``evidence`` is how many Evidence messages this rank sent for the round, so a loss on the
     way is noticed. ``params_nonfinite``: parameters were already nonfinite before this round's step (None: not looked at).
+    ``gradient_absmax`` is the largest magnitude that any gradient collective was given (None: there was none). ``unreduced`` names
+    at most 32 of the ``unreduced_total`` parameters whose gradients, or part of them, no collective reduced. ``weights`` come in
+    rounds 0, 1, 2, 4, 8, … and every 64th.
     """
 
     attempt: int
@@ -144,11 +185,16 @@ class RoundClosed(_Message, frozen=True, array_like=True, tag="round", forbid_un
     loss: float | None = None
     loss_scale: float | None = None
     skipped: bool = False
-    fingerprint: int = 0
-    identity: int = 0
     params_nonfinite: bool | None = None
     buffers_nonfinite: bool | None = None
     check_seconds: float = 0.0
+    backwards: int = 0
+    activations: int = 0
+    gradient_absmax: float | None = None
+    sync: tuple[GroupSync, ...] = ()
+    unreduced: tuple[str, ...] = ()
+    unreduced_total: int = 0
+    weights: tuple[Weights, ...] = ()
 
 
 class PartWritten(_Message, frozen=True, array_like=True, tag="part", forbid_unknown_fields=True):

@@ -1,126 +1,35 @@
-"""``sentinel run`` as a user meets it: real torchrun, real processes, a real coordinator.
+"""``sentinel run`` on one node as a user meets it: real torchrun, real processes, a real coordinator.
 
 The workers are small scripts without torch. Where reports matter, a worker speaks to the relay itself, as the agent would.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import socket
-import subprocess
 import sys
-import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launch_job import (
+    NOTE_ENVIRONMENT,
+    SECONDS,
+    SENTINEL,
+    SPEAK_TO_THE_RELAY,
+    TORCHRUN,
+    Job,
+    spooled_reports,
+    wait_for,
+)
 
 from sentinel.coordinator.store import IncidentReader
 from sentinel.incidents.model import Attribution, Kind
-from sentinel.launch.spool import read_spool
-from sentinel.wire.codec import decode_reports
 from sentinel.wire.messages import Evidence, NodeEnded
 
 pytestmark = pytest.mark.e2e
-
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-SENTINEL = (sys.executable, "-m", "sentinel.cli.main", "run")
-SECONDS = 90
-
-NOTE_ENVIRONMENT = """
-    import json, os, sys
-    from pathlib import Path
-    rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-    seen = {"argv": sys.argv, "path": sys.path, "environ": dict(os.environ)}
-    Path(os.environ["NOTES"], f"{attempt}-{rank}.json").write_text(json.dumps(seen))
-"""
-
-# A rank that reports as the agent does; rank 1 meets NaN in its own gradients in round 2.
-SPEAK_TO_THE_RELAY = """
-    import os, time, zmq
-    from sentinel.wire.codec import encode_reports
-    from sentinel.wire.messages import Check, ClosedBy, Evidence, Goodbye, Hello, Phase, RoundClosed
-    rank, world, attempt = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
-    socket = zmq.Context().socket(zmq.DEALER)
-    socket.linger = 2000
-    socket.routing_id = f"rank-{attempt}-{rank}-{os.getpid()}".encode()
-    socket.connect(os.environ["SENTINEL_RELAY"])
-    node = int(os.environ["SENTINEL_NODE"])
-    hello = Hello(attempt, rank, 0, node, world, os.getpid(), "host", "0", "2", time.time())
-    socket.send(encode_reports([hello]))
-    for round_ in range(5):
-        guilty = rank == 1 and round_ == 2
-        if guilty:
-            check = Check(numel=10, nan=10, inf=0, absmax=0.0)
-            socket.send(encode_reports([Evidence(
-                attempt, rank, round_, round_, 0, Phase.RAW, time.time(), check, ("layer.weight",), 1)]))
-        socket.send(encode_reports([RoundClosed(
-            attempt, rank, round_, round_, ClosedBy.OPTIMIZER, time.time(), int(guilty), 1, loss=1.0)]))
-    socket.send(encode_reports([Goodbye(attempt, rank, 4, True)]))
-    socket.close()
-    zmq.Context.instance().term()
-"""
-
-
-class Job:
-    """Scripts and run directories of one test, and the launchers it started."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.notes = place / "notes"
-        self.notes.mkdir()
-        self.run_dir = place / "run"
-        self.environ = {k: v for k, v in os.environ.items() if not k.startswith(("SENTINEL_", "PET_", "PYTHONPATH"))}
-        self.environ |= {"NOTES": str(self.notes), "OMP_NUM_THREADS": "1"}
-        self._launchers: list[subprocess.Popen[str]] = []
-
-    def script(self, body: str, name: str = "train.py") -> str:
-        """Write a training script."""
-        path = self.place / name
-        path.write_text(textwrap.dedent(body))
-        return str(path)
-
-    def start(self, *words: str, launcher: tuple[str, ...] = SENTINEL, **environ: str) -> subprocess.Popen[str]:
-        """Start a launcher in the job's folder."""
-        process = subprocess.Popen(
-            [*launcher, *words],
-            cwd=self.place,
-            env=self.environ | environ,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        self._launchers.append(process)
-        return process
-
-    def run(self, *words: str, launcher: tuple[str, ...] = SENTINEL, **environ: str) -> tuple[int, str]:
-        """Run a launcher to its end; exit code and stderr."""
-        process = self.start(*words, launcher=launcher, **environ)
-        _, stderr = process.communicate(timeout=SECONDS)
-        return process.returncode, stderr
-
-    def here(self, *words: str) -> tuple[str, ...]:
-        """Flags for this job's own run directory, then ``words``."""
-        return ("--sentinel-run-dir", str(self.run_dir), *words)
-
-    def seen(self) -> dict[str, dict[str, object]]:
-        """What each worker noted of its environment, by ``attempt-rank``."""
-        return {path.stem: json.loads(path.read_text()) for path in sorted(self.notes.glob("*.json"))}
-
-    def record(self, run_dir: Path | None = None) -> dict[str, object]:
-        """``run.json``."""
-        return json.loads(((run_dir or self.run_dir) / "run.json").read_text())  # type: ignore[no-any-return]
-
-    def end(self) -> None:
-        """Kill what still runs."""
-        for process in self._launchers:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
 
 
 @pytest.fixture
@@ -129,22 +38,6 @@ def job(tmp_path: Path) -> Iterator[Job]:
     job = Job(tmp_path)
     yield job
     job.end()
-
-
-@pytest.fixture
-def port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Poll until ``condition`` holds; fails the test at the deadline."""
-    deadline = time.monotonic() + SECONDS / 2
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("form", ["script", "module", "no-python"])
@@ -269,16 +162,16 @@ def test_an_incident_is_told_at_the_end(job: Job) -> None:
     assert list((job.place / "D" / "spool").glob("*")) == []
 
 
-def test_a_coordinator_that_cannot_listen_does_not_stop_the_job(job: Job, port: int) -> None:
+def test_a_coordinator_that_cannot_listen_does_not_stop_the_job(job: Job) -> None:
     """A taken port costs the coordinator, not the training: one warning, reports in the spool, torchrun's exit code."""
-    with socket.create_server(("127.0.0.1", port)):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
         flags = job.here("--sentinel-bind", f"127.0.0.1:{port}", "--nproc-per-node", "2")
         code, stderr = job.run(*flags, job.script(SPEAK_TO_THE_RELAY))
     assert code == 0, stderr
     assert len([line for line in stderr.splitlines() if "sentinel: warning: the coordinator cannot start" in line]) == 1
     assert "Traceback" not in stderr
-    (spooled,) = (job.run_dir / "spool").iterdir()
-    kept = [report for _, frame in read_spool(spooled) for report in decode_reports(frame)]
+    kept = spooled_reports(job.run_dir)
     assert [(report.rank, report.step) for report in kept if isinstance(report, Evidence)] == [(1, 2)]
     assert [report.exit_code for report in kept if isinstance(report, NodeEnded)] == [0]
     assert str(job.run_dir / "spool") in stderr or "run/spool" in stderr
@@ -313,47 +206,25 @@ def test_a_usage_error_is_one_line_and_exit_2(job: Job) -> None:
     assert re.fullmatch(r"sentinel: error: .*--nope\nhint: .*\n", stderr)
 
 
-@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
-def test_two_nodes_share_one_coordinator(job: Job, port: int, rendezvous: str) -> None:
-    """Two launchers meet through the job's own rendezvous: one coordinator judges both nodes' ranks, and both say where."""
-    script = job.script(SPEAK_TO_THE_RELAY)
-
-    def flags(node: int) -> tuple[str, ...]:
-        own = ("--sentinel-run-dir", str(job.place / f"node{node}"), "--nnodes", "2", "--nproc-per-node", "1")
-        if rendezvous == "c10d":
-            return (*own, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job7")
-        return (*own, "--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank", str(node))
-
-    # The static guest comes first and has to wait for its host; with c10d whoever comes first hosts.
-    launchers = {node: job.start(*flags(node), script) for node in (1, 0)}
-    said = {node: launcher.communicate(timeout=SECONDS)[1] for node, launcher in launchers.items()}
-    assert [launcher.returncode for launcher in launchers.values()] == [0, 0], said
-    records = {node: job.record(job.place / f"node{node}") for node in (0, 1)}
-    (host,) = [node for node, record in records.items() if record["coordinator"] == "embedded"]
-    guest = 1 - host
-    assert records[guest]["coordinator"] == "joined"
-    assert records[guest]["endpoint"] == records[host]["endpoint"]
-    assert records[guest]["run_id"] == records[host]["run_id"]
-    assert (records[host]["node"], records[guest]["node"]) == (0, 1)
-    assert host == 0 or rendezvous == "c10d"
-    if rendezvous == "c10d":
-        assert records[host]["run_id"] == "job7"
-    (incident,) = IncidentReader(job.place / f"node{host}").incidents()
-    assert (incident.step, incident.suspect_ranks, incident.world_size) == (2, (1,), 2)
-    assert "1 incident" in said[host]
-    assert "with the coordinator at" in said[guest]
-    assert [record["unsent_critical"] for record in records.values()] == [0, 0]
-
-
-def test_a_node_beside_plain_torchrun_goes_on_alone(job: Job, port: int) -> None:
-    """If the host's launcher is not Sentinel's, the guest waits its time, says so once, and the job runs."""
-    script = job.script(SPEAK_TO_THE_RELAY + "\n")
-    plain = job.script("pass", "plain.py")
-    common = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port))
-    host = job.start(*common, "--node-rank", "0", plain, launcher=TORCHRUN)
-    code, stderr = job.run(*job.here(*common, "--node-rank", "1", script))
-    host.communicate(timeout=SECONDS)
-    assert (code, host.returncode) == (0, 0), stderr
-    assert len([line for line in stderr.splitlines() if "the nodes share no coordinator" in line]) == 1
-    (spooled,) = (job.run_dir / "spool").iterdir()
-    assert any(isinstance(r, Evidence) for _, frame in read_spool(spooled) for r in decode_reports(frame))
+def test_a_signal_that_comes_twice_does_not_cut_the_ending_short(job: Job) -> None:
+    """A supervisor that signals a second time right after the first still gets the summary and a whole record."""
+    script = job.script("""
+        import os, time
+        from pathlib import Path
+        Path(os.environ["NOTES"], "ready").touch()
+        time.sleep(60)
+    """)
+    process = job.start(*job.here("--nproc-per-node", "1", script))
+    wait_for((job.notes / "ready").exists, "the worker")
+    process.send_signal(signal.SIGTERM)
+    said = ""
+    assert process.stderr is not None
+    while "SignalException: " not in said:  # torchrun is done; what follows is our ending
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    process.send_signal(signal.SIGTERM)
+    _, rest = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert "sentinel: no incidents" in rest
+    assert job.record()["finished_at"] is not None

@@ -27,7 +27,7 @@ _here = threading.local()
 class Unsharded:
     """The gradients of one FSDP parameter group that are being reduced on this thread.
 
-    ``raw`` holds one finding per gradient if the wire's dtype differs from theirs, else None (then the wire shows them as they are).
+    ``raw`` holds one finding per gradient if the wire's dtype differs from theirs, else None (the wire shows them as they are).
     ``widths`` are the columns of each parameter in a row of the reduce buffer.
     """
 

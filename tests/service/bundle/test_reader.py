@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sentinel.bundle.commit import BundleRequest, commit
 from sentinel.bundle.manifest import BATCHES_FILE, PARAMETERS_FILE, PART_FILE
@@ -71,7 +72,13 @@ def test_what_is_no_bundle_is_refused_in_one_line(tmp_path: Path) -> None:
     """Absent, empty, or a file: each is one clear refusal."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "absent", tmp_path / "empty", tmp_path / "file", tmp_path / "nul\0", tmp_path / "absent" / MANIFEST_FILE):
+    for path in (
+        tmp_path / "absent",
+        tmp_path / "empty",
+        tmp_path / "file",
+        tmp_path / "nul\0",
+        tmp_path / "absent" / MANIFEST_FILE,
+    ):
         with pytest.raises(BundleRefused) as refused:
             Bundle.open(path)
         assert "\n" not in str(refused.value)

@@ -14,7 +14,20 @@ from safetensors.numpy import save_file
 from sentinel.bundle.paths import BundleRefused
 from sentinel.bundle.tensors import TensorFile
 
-DTYPES = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64"]
+DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+]
 
 
 def write(path: Path, header: object, content: bytes = b"", length: int | None = None) -> None:
@@ -27,7 +40,9 @@ def write(path: Path, header: object, content: bytes = b"", length: int | None =
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (4, 0, 2)])
 def test_arrays_are_those_that_were_saved(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     """Every dtype numpy has comes back bit by bit, in its shape."""
-    saved = np.arange(int(np.prod(shape)) or 0, dtype="int64").reshape(shape).astype(dtype) if shape else np.ones((), dtype)
+    saved = (
+        np.arange(int(np.prod(shape)) or 0, dtype="int64").reshape(shape).astype(dtype) if shape else np.ones((), dtype)
+    )
     save_file({"x": saved, "y": saved.copy()}, tmp_path / "t.safetensors")
     tensors = TensorFile(tmp_path, "t.safetensors")
     assert sorted(tensors.names) == ["x", "y"]
@@ -80,7 +95,14 @@ def test_statistics_are_over_finite_elements_and_do_not_overflow(tmp_path: Path)
         ({"x": {"dtype": "PICKLE", "shape": [1], "data_offsets": [0, 4]}}, b"abcd", "unknown dtype"),
         ({"x": {"dtype": "U8", "shape": [2**62, 2**62], "data_offsets": [0, 4]}}, b"abcd", "not those of its shape"),
         ({"x": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4], "more": 1}}, b"abcd", "no safetensors header"),
-        ({"x": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}, "y": {"dtype": "U8", "shape": [4], "data_offsets": [2, 6]}}, b"abcdef", "overlaps"),
+        (
+            {
+                "x": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
+                "y": {"dtype": "U8", "shape": [4], "data_offsets": [2, 6]},
+            },
+            b"abcdef",
+            "overlaps",
+        ),
         ({"x": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}, b"abcdHIDDEN", "no tensor owns"),
         ({"x": 3}, b"", "no safetensors header"),
         ([], b"", "no safetensors header"),

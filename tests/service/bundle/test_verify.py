@@ -84,7 +84,9 @@ def test_a_symlink_in_place_of_a_file_is_found(bundle: Path, tmp_path: Path) -> 
     assert kinds(verify(bundle)) == [(f"rank-00000/{PART_FILE}", ProblemKind.NOT_A_FILE)]
 
 
-@pytest.mark.parametrize("path", ["../../../etc/passwd", "/etc/passwd", "rank-00000/../x", "part.json", "rank-00000/a/b", "rank-0/x"])
+@pytest.mark.parametrize(
+    "path", ["../../../etc/passwd", "/etc/passwd", "rank-00000/../x", "part.json", "rank-00000/a/b", "rank-0/x"]
+)
 def test_a_manifest_that_lists_other_paths_reads_none_of_them(bundle: Path, path: str) -> None:
     """A listed path outside of the bundle is a problem of its own and is never opened."""
     manifest = json.loads((bundle / MANIFEST_FILE).read_text())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,7 +124,10 @@ def test_a_newer_state_replaces_an_incident(open_writer: OpenWriter, tmp_path: P
     commit(writer, PutIncident(an_incident()), PutIncident(an_incident("i-2", opened_at=utc(5.0))))
     commit(writer, PutIncident(an_incident(state=State.RESOLVED, occurrences=4)))
     with IncidentReader(tmp_path / "sentinel.db") as reader:
-        assert [(i.id, i.state, i.occurrences) for i in reader.incidents()] == [("i-2", "open", 1), ("i-1", "resolved", 4)]
+        assert [(i.id, i.state, i.occurrences) for i in reader.incidents()] == [
+            ("i-2", "open", 1),
+            ("i-1", "resolved", 4),
+        ]
 
 
 def test_runs_with_the_same_incident_id_do_not_mix(open_writer: OpenWriter, tmp_path: Path) -> None:
@@ -242,11 +245,31 @@ def test_a_damaged_file_is_an_error_and_not_a_traceback(open_writer: OpenWriter,
         reader.incidents()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to drop privileges")
-def test_a_finished_run_is_readable_from_a_read_only_directory(open_writer: OpenWriter, tmp_path: Path) -> None:
-    """Another user may read an archived run directory without writing into it."""
-    commit(open_writer(), PutIncident(an_incident()))
-    open_writer().close(10)
+READ_AS_ANOTHER_USER = """
+import os, sys
+from pathlib import Path
+from sentinel.coordinator.store import IncidentReader
+if os.geteuid() == 0:
+    os.setuid(65534)
+with IncidentReader(Path(sys.argv[1])) as reader:
+    print([incident.id for incident in reader.incidents()])
+"""
+
+
+def test_a_finished_run_is_readable_from_a_read_only_directory(open_writer: OpenWriter) -> None:
+    """An archived run directory can be read by a user who may not write into it."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        writer = open_writer(directory / "sentinel.db")
+        commit(writer, PutIncident(an_incident()))
+        assert writer.close(10)
+        assert [path.name for path in directory.iterdir()] == ["sentinel.db"]
+        (directory / "sentinel.db").chmod(0o444)
+        directory.chmod(0o555)
+        command = [sys.executable, "-c", READ_AS_ANOTHER_USER, name]
+        read = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        directory.chmod(0o700)
+    assert (read.stdout.strip(), read.stderr) == ("['i-1']", "")
 
 
 def test_ticks_are_put_back_between_logged_events() -> None:
@@ -278,12 +301,12 @@ while True:
 
 
 def test_every_acknowledged_row_survives_kill_9(tmp_path: Path) -> None:
-    """A writer killed twelve times at random moments has kept every row it said was on disk, and the file is whole."""
+    """A writer killed ten times at random moments has kept every row it said was on disk, and the file is whole."""
     path = tmp_path / "sentinel.db"
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng, acknowledged = random.Random(seed), 0
-    for _ in range(12):
+    for _ in range(10):
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(path), str(acknowledged + 1)], stdout=subprocess.PIPE, text=True
         )
@@ -298,7 +321,7 @@ def test_every_acknowledged_row_survives_kill_9(tmp_path: Path) -> None:
     with IncidentReader(path) as reader:
         stored = {sequence for _, sequence in reader.deliveries("run")}
         assert set(range(1, acknowledged + 1)) <= stored
-        assert len(stored) <= acknowledged + 12
+        assert len(stored) <= acknowledged + 10
         assert list(reader._rows("PRAGMA integrity_check")) == [("ok",)]
 
 
@@ -311,8 +334,10 @@ def test_a_locked_database_is_retried_until_it_is_free(open_writer: OpenWriter, 
     done = threading.Event()
     writer.submit([frame(1), frame(2, critical=False)], done.set)
     wait_until(lambda: writer.faults["store_write"] > 0, "the commit is refused")
+    assert writer.failing
     assert not done.is_set()
     blocker.execute("ROLLBACK")
     blocker.close()
     assert done.wait(10)
+    assert not writer.failing
     assert writer._healthy["run"] == 1

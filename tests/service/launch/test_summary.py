@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.bundle.manifest import Environment, PartHeader, SampleFinding
+from sentinel.bundle.manifest import BatchEntry, Environment, PartHeader, SampleFinding
 from sentinel.incidents.model import (
     Attribution,
     Cause,
@@ -64,6 +64,10 @@ def write_part(run_dir: Path, rank: int, findings: tuple[SampleFinding, ...]) ->
         state_after_step=False,
         reason="evidence",
         written_at=0.0,
+        batches=tuple(
+            BatchEntry(index=n, round=6 + n, source="loader", structure={"image": {"tensor": f"b{n}.image"}})
+            for n in (0, 1)
+        ),
         sample_findings=findings,
         environment=environment,
     )
@@ -73,7 +77,7 @@ def write_part(run_dir: Path, rank: int, findings: tuple[SampleFinding, ...]) ->
     return path
 
 
-CONSTANT = SampleFinding(tensor="image", sample=5, what="constant", detail="all 0.25")
+CONSTANT = SampleFinding(tensor="b1.image", sample=5, what="constant", detail="all 0.25")
 
 
 def test_an_incident_is_told_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +158,21 @@ def test_parts_that_cannot_be_read_say_nothing(tmp_path: Path) -> None:
     path = write_part(tmp_path, 1, (CONSTANT,))
     path.write_text(path.read_text()[:-20])
     assert sample_findings(tmp_path, incident()) == []
+
+
+def test_the_round_before_is_not_blamed(tmp_path: Path) -> None:
+    """The window also holds the batch of the round before: its odd samples did not do it."""
+    write_part(tmp_path, 1, (CONSTANT.model_copy(update={"tensor": "b0.image"}), CONSTANT, CONSTANT))
+    assert sample_findings(tmp_path, incident()) == [
+        "sample 5 of batch tensor 'image' on rank 1 is constant (zero variance)"
+    ]
+
+
+def test_paragraphs_fit_the_terminal(tmp_path: Path) -> None:
+    """Long sentences are continued below themselves within 100 columns; a path stays whole."""
+    long = incident(reason="gradients were nonfinite " * 12)
+    lines = closing(RunOutcome(tmp_path, [long]))
+    assert max(len(line) for line in lines if str(tmp_path) not in line) <= 100
 
 
 def test_only_the_suspects_parts_are_read(tmp_path: Path) -> None:

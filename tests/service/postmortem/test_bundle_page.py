@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import story
@@ -31,8 +32,7 @@ def test_healthy_ranks_are_left_out(tmp_path: Path) -> None:
     for rank in range(6):
         part = story.write_part(tmp_path, story.header(rank, sample_findings=()))
     page = describe_bundle(Bundle.open(part.parent))
-    assert [line for line in page.splitlines() if line.startswith("Rank ")][0].startswith("Rank 1:")
-    assert page.count("\nRank ") == 1
+    assert re.findall(r"^Rank (\d):", page, re.MULTILINE) == ["1"]
     assert describe_bundle(Bundle.open(part.parent), ranks=[0, 5]).count("\nRank ") == 2
 
 

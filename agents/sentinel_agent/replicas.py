@@ -1,0 +1,158 @@
+"""Which parameters are reduced over which group, and fingerprints of both sides: what came back, and the weights themselves.
+
+Owns the bookkeeping that tells a parameter nobody reduces, and replicas that have drifted apart. Compares nothing: one rank cannot.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+
+from sentinel.wire.messages import UNREDUCED, GroupSync, Weights
+from sentinel_agent.check import local_part
+from sentinel_agent.fingerprint import Audit, crc_of, fingerprint
+from sentinel_agent.rounds import Reduction
+
+WEIGHTS_EVERY = 64
+
+
+def weights_due(number: int) -> bool:
+    """Rounds whose starting weights are fingerprinted: 0, 1, 2, 4, 8, … and every 64th."""
+    return number & (number - 1) == 0 or number % WEIGHTS_EVERY == 0
+
+
+@dataclass(slots=True)
+class _Group:
+    """One process group's gradient collectives in the open round."""
+
+    ranks: tuple[int, ...]
+    size: int
+    collectives: int = 0
+    identity: int = 0
+    fingerprint: int = 0
+    squares: float = 0.0
+    audited: Audit | None = None
+
+
+@dataclass(slots=True)
+class Replicas:
+    """Replicated parameters by group, and this round's reductions of them."""
+
+    world_size: int
+    _replicas: dict[str, dict[str, weakref.ref[torch.Tensor]]] = field(default_factory=dict)
+    _groups: dict[str, _Group] = field(default_factory=dict)
+    _announced: set[str] = field(default_factory=set)
+    _reduced: set[str] = field(default_factory=set)
+    _during: set[str] = field(default_factory=set)
+    _touched: set[str] = field(default_factory=set)
+    _before: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _all_during: bool = False
+    _all_reduced: bool = False
+
+    def replicate(self, group: str, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """These parameters are meant to be equal on all ranks of ``group``: a DDP's, or those a loop all-reduces."""
+        known = self._replicas.setdefault(group, {})
+        known.update((name, weakref.ref(parameter)) for name, parameter in named if name not in known)
+
+    def backward_begins(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """A backward is about to add to some gradients. ``gradients`` (empty in rounds that need not know) are those there now."""
+        self._during = set()
+        self._before = {name: (id(gradient), gradient._version) for name, gradient in gradients}
+
+    def backward_ended(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """What the backward added to and nothing has reduced meanwhile is reduced no longer."""
+        for name, gradient in gradients:
+            if self._before.get(name) != (id(gradient), gradient._version):
+                self._touched.add(name)
+                if name not in self._during and not self._all_during:
+                    self._reduced.discard(name)
+        self._all_during = False
+
+    def issued(self, reduction: Reduction, names: tuple[str, ...] | None) -> None:
+        """A gradient collective was issued. ``names`` are its parameters, None if it cannot be told which of the group's."""
+        size = len(reduction.ranks) or self.world_size
+        group = self._groups.setdefault(reduction.group, _Group(reduction.ranks, size))
+        text = f"{reduction.op}|{reduction.dtype}|{reduction.wire.numel}|{','.join(names or ())}"
+        group.identity = zlib.crc32(text.encode(), group.identity)
+        group.collectives += 1
+        if size == 1:
+            return
+        if names is None and reduction.group not in self._replicas:
+            self._all_reduced = self._all_during = True
+            return
+        reduced = names if names is not None else tuple(self._replicas[reduction.group])
+        self._reduced.update(reduced)
+        self._during.update(reduced)
+
+    def returned(self, reduction: Reduction, norm: float, word_sum: int | None, audit: Audit | None) -> None:
+        """A gradient all-reduce's result was looked at: its norm always, its word sum and the audit when it was its turn."""
+        group = self._groups.get(reduction.group)
+        if group is None:
+            return
+        group.squares += norm * norm
+        if word_sum is not None:
+            group.fingerprint ^= crc_of(word_sum, reduction.index)
+        if audit is not None:
+            group.audited = audit
+
+    def unreduced(self) -> list[str]:
+        """Names of the gradients that this round's backwards added to and that no collective has reduced since."""
+        if self._all_reduced or self.world_size == 1:
+            return []
+        return [name for name in sorted(self._touched) if name not in self._reduced]
+
+    def weights(self, unreduced: Iterable[tuple[str, torch.Tensor]]) -> tuple[Weights, ...]:
+        """Fingerprints of the replicated parameters of each group, and of the unreduced ones."""
+        found = [_weights(group, _alive(named.values())) for group, named in sorted(self._replicas.items())]
+        found.append(_weights(UNREDUCED, (tensor for _, tensor in unreduced)))
+        return tuple(one for one in found if one is not None)
+
+    def close(self) -> tuple[GroupSync, ...]:
+        """This round's reductions by group; begins the next round."""
+        records = tuple(self._record(name, group) for name, group in sorted(self._groups.items()))
+        self._groups = {}
+        self._reduced.clear()
+        self._touched.clear()
+        self._all_reduced = False
+        return records
+
+    def _record(self, name: str, group: _Group) -> GroupSync:
+        first = name not in self._announced
+        self._announced.add(name)
+        record = GroupSync(
+            group=name,
+            ranks=group.ranks if first else (),
+            size=group.size,
+            collectives=group.collectives,
+            identity=group.identity,
+            fingerprint=group.fingerprint,
+            norm=math.sqrt(group.squares),
+        )
+        one = group.audited
+        if one is None:
+            return record
+        return msgspec.structs.replace(
+            record,
+            audited=one.index,
+            sum_in=one.sum_in,
+            sum_out=one.sum_out,
+            audited_numel=one.numel,
+            audited_absmax=one.absmax,
+            audited_op=one.op,
+            audited_dtype=one.dtype,
+        )
+
+
+def _alive(refs: Iterable[weakref.ref[torch.Tensor]]) -> Iterable[torch.Tensor]:
+    return (parameter for ref in refs if (parameter := ref()) is not None)
+
+
+def _weights(group: str, tensors: Iterable[torch.Tensor]) -> Weights | None:
+    parts = [part for tensor in tensors if (part := local_part(tensor)) is not None]
+    return Weights(group, fingerprint(parts), len(parts)) if parts else None

@@ -1,0 +1,61 @@
+"""What decides about wrong use: calls in an order that scales, clips or steps wrongly, and clipping that stops the training.
+
+Owns rule 18 and the clipping half of rule 16. The agent sees the calls; here they become one finding per habit and attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sentinel.incidents.describe import findings, rank_list
+from sentinel.incidents.finding import Finding, attribution_of
+from sentinel.incidents.history import History
+from sentinel.incidents.model import Cause, Kind, Severity, Stage, Verdict
+from sentinel.incidents.window import RoundWindow
+from sentinel.wire.messages import Evidence, Phase
+
+REASONS = {
+    "clip_before_unscale": "gradients were clipped while still multiplied by the loss scale: "
+    "the threshold applied to scaled values",
+    "step_without_unscale": "the optimizer stepped on gradients still multiplied by the loss scale",
+    "scale_changed_before_step": "the scale changed (scaler.update) between the backward and this optimizer's step: "
+    "its gradients are divided by another scale than they were multiplied by",
+    "scaler_with_bfloat16": "a GradScaler scales a loss under bfloat16 autocast, which has float32's range and needs none",
+}
+"""Note of a MISUSE evidence -> what is wrong, in words."""
+
+
+def judge(window: RoundWindow, history: History) -> Iterator[Finding]:
+    """Findings of this round's CLIP and MISUSE evidence; each habit is told once."""
+    for note in dict.fromkeys(e.note for e in window.of_phase(Phase.MISUSE)):
+        if note not in history.told:
+            history.told.add(note)
+            seen = [e for e in window.of_phase(Phase.MISUSE) if e.note == note]
+            yield _finding(window, note, Kind.MISUSE, seen, REASONS.get(note, note))
+    clipped = window.of_phase(Phase.CLIP)
+    if clipped and not window.gradient_evidence():
+        yield _finding(
+            window,
+            "norm_overflow",
+            Kind.STALLED_TRAINING,
+            clipped,
+            f"the gradient norm of {rank_list(sorted({e.rank for e in clipped}))} overflowed to {clipped[0].value} though every "
+            "gradient was finite: clipping multiplies the whole update by zero",
+        )
+
+
+def _finding(window: RoundWindow, rule: str, kind: Kind, seen: list[Evidence], reason: str) -> Finding:
+    ranks = tuple(sorted({e.rank for e in seen}))
+    verdict = Verdict(
+        rule=rule,
+        kind=kind,
+        stage=Stage.OPTIMIZER,
+        attribution=attribution_of(ranks, tuple(window.closed)),
+        suspect_ranks=ranks,
+        severity=Severity.WARNING,
+        cause=Cause.OPTIMIZATION,
+        reason=reason,
+        findings=findings(window, ranks),
+    )
+    step = min(e.step for e in seen)
+    return Finding(verdict, window.round if step >= window.step(ranks) else max(window.round - 1, 0), step)

@@ -1,0 +1,71 @@
+"""What a run's earlier rounds said, as far as finite failures need it: groups, equal weights, rows of odd rounds.
+
+Owns the memory between rounds of one attempt. The comparisons that use it are ``comparisons.py``'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sentinel.incidents.window import RoundWindow
+from sentinel.wire.messages import RoundClosed
+
+
+@dataclass(slots=True)
+class Streak:
+    """Consecutive rounds in which something held: where it began and how long it has lasted."""
+
+    round: int = 0
+    step: int = 0
+    length: int = 0
+    told: bool = False
+    ranks: tuple[int, ...] = ()
+
+    def goes_on(self, closed: RoundClosed, ranks: tuple[int, ...]) -> None:
+        """It held in this round too, on these ranks."""
+        if self.length == 0:
+            self.round, self.step, self.told = closed.round, closed.step, False
+        self.length += 1
+        self.ranks = ranks
+
+    def ends(self) -> None:
+        """It did not hold in this round."""
+        self.length = 0
+        self.told = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Replicas that were equal at the start of round ``equal_at`` and differ at the start of ``differ_at``."""
+
+    group: str
+    equal_at: int
+    equal_step: int
+    differ_at: int
+    differ_step: int
+    ranks: tuple[int, ...]
+    suspects: tuple[int, ...]
+    unreduced: tuple[str, ...]
+    unreduced_total: int
+
+
+@dataclass(slots=True)
+class History:
+    """Memory of one attempt. ``equal`` maps a group of weights to the last round (and step) at whose start all were equal."""
+
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    equal: dict[str, tuple[int, int]] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    drift: Drift | None = None
+    unreduced: dict[int, RoundClosed] = field(default_factory=dict)
+    zero_gradients: Streak = field(default_factory=Streak)
+    skips: Streak = field(default_factory=Streak)
+    sees_activations: bool = False
+
+    def learn_groups(self, window: RoundWindow) -> None:
+        """Remember whose ranks a group's are; they are sent once."""
+        for closed in window.closed.values():
+            self.sees_activations = self.sees_activations or closed.activations > 0
+            for sync in closed.sync:
+                if sync.ranks and sync.group not in self.groups:
+                    self.groups[sync.group] = sync.ranks

@@ -1,0 +1,101 @@
+"""What decides about steps: ranks that disagree on stepping, scalers that only skip, gradients that are zero.
+
+Owns rules 14, 15 and the zero half of 16 (``habits.py`` has the other). Rules compare a round with the rounds before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sentinel.incidents.describe import plural, rank_list
+from sentinel.incidents.finding import Finding, attribution_of, finding, minority
+from sentinel.incidents.history import History, Streak
+from sentinel.incidents.model import Cause, Kind, Severity, Stage, Verdict
+from sentinel.incidents.window import RoundWindow
+from sentinel.wire.messages import ClosedBy
+
+ZERO_ROUNDS = 3
+"""Gradients that are exactly zero on all ranks from the first round on are told after this many rounds."""
+ZERO_ROUNDS_LATER = 50
+"""Later in a run, zero gradients may be what the data says for a while (equal rewards, nothing to learn)."""
+SKIP_ROUNDS = 20
+"""Scaler skips in a row that no search for a scale needs: from 2**16 halving reaches 1/16 after twenty."""
+SCALE_FLOOR = 1.0
+"""A scaler that has to go below this cannot represent even the unscaled gradients."""
+
+
+def disagreement(window: RoundWindow, _history: History) -> Iterator[Finding]:
+    """Rule 14: some ranks stepped, others did not."""
+    stepped = {r: c.closed_by is ClosedBy.OPTIMIZER and not c.skipped for r, c in window.closed.items()}
+    if any(c.closed_by is ClosedBy.EXIT for c in window.closed.values()) or len(set(stepped.values())) < 2:
+        return
+    if not any(sync.size > 1 for c in window.closed.values() for sync in c.sync):
+        return  # ranks that reduce nothing together may step as they like
+    suspects = minority(stepped)
+    skipped = sorted(r for r, did in stepped.items() if not did)
+    yield finding(
+        window,
+        "step_disagreement",
+        Kind.STEP_DISAGREEMENT,
+        Stage.OPTIMIZER,
+        suspects,
+        tuple(stepped),
+        Cause.COMMUNICATION,
+        f"{rank_list(skipped)} left the optimizer step out, the other ranks made it: their weights differ from here on",
+    )
+
+
+def scaler_collapse(window: RoundWindow, history: History) -> Iterator[Finding]:
+    """Rule 15: the loss scale collapsed, or the scaler skips round after round."""
+    closed = window.closed[min(window.closed)]
+    if closed.loss_scale is None or not closed.skipped:
+        history.skips.ends()
+        return
+    history.skips.goes_on(closed, tuple(sorted(window.closed)))
+    collapsed = closed.loss_scale < SCALE_FLOOR and history.skips.length >= ZERO_ROUNDS
+    if history.skips.told or not (collapsed or history.skips.length >= SKIP_ROUNDS):
+        return
+    history.skips.told = True
+    ranks = tuple(sorted(window.closed))
+    yield finding(
+        window,
+        "scaler_collapse",
+        Kind.SCALER_COLLAPSE,
+        Stage.PRE_REDUCE,
+        ranks,
+        ranks,
+        Cause.NUMERICS,
+        f"the GradScaler has skipped {history.skips.length} rounds in a row and its scale is down to {closed.loss_scale:.4g}: "
+        "no scale makes these gradients finite",
+        at=(history.skips.round, history.skips.step),
+    )
+
+
+def zeros(window: RoundWindow, history: History) -> Iterator[Finding]:
+    """Rule 16: the gradients of every rank are exactly zero."""
+    largest = [c.gradient_absmax for c in window.closed.values()]
+    if window.has_evidence or any(one is None or one > 0.0 for one in largest):
+        history.zero_gradients.ends()
+        return
+    streak = history.zero_gradients
+    streak.goes_on(window.closed[min(window.closed)], tuple(sorted(window.closed)))
+    enough = ZERO_ROUNDS if streak.round == 0 else ZERO_ROUNDS_LATER
+    if streak.length >= enough and not streak.told:
+        streak.told = True
+        yield _zero_gradients(streak)
+
+
+def _zero_gradients(streak: Streak) -> Finding:
+    ranks = streak.ranks
+    verdict = Verdict(
+        rule="zero_gradients",
+        kind=Kind.STALLED_TRAINING,
+        stage=Stage.PRE_REDUCE,
+        attribution=attribution_of(ranks, ranks),
+        suspect_ranks=ranks,
+        severity=Severity.WARNING,
+        cause=Cause.NUMERICS,
+        reason=f"every gradient of every rank has been exactly zero for {plural(streak.length, 'round')}: "
+        "underflow in half precision without a loss scale, or a loss that does not depend on the parameters",
+    )
+    return Finding(verdict, streak.round, streak.step)

@@ -1,0 +1,66 @@
+"""What tests of the agent share: a process group of one, and an agent whose reports are kept in a list."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from watched import Watched
+
+from sentinel_agent import patching, process
+from sentinel_agent.agent import Agent
+from sentinel_agent.config import AgentConfig
+from sentinel_agent.inject import hooks, lazy
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A default process group of this process alone, over gloo."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def watch(group: None, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    """Start an agent with these fields of AgentConfig; its taps are taken out after the test."""
+    started: list[Watched] = []
+
+    def start(**options: Any) -> Watched:
+        config = AgentConfig(**{"run_dir": tmp_path, "dump_level": "stats", "goodbye_seconds": 0.0, **options})
+        watched = Watched.over(Agent(config, rank=0, world_size=1))
+        started.append(watched)
+        watched.agent.start()
+        return watched
+
+    yield start
+    for watched in started:
+        watched.agent.stop()
+    assert [w.faults for w in started if w.faults and not w.expects_faults] == []
+
+
+@pytest.fixture
+def watched(watch: Callable[..., Watched]) -> Watched:
+    """A started agent with default settings."""
+    torch.manual_seed(0)
+    return watch()
+
+
+@pytest.fixture
+def fresh_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """The agent's modules as they are in a process where nothing was attached yet, and again after the test."""
+    monkeypatch.setenv("SENTINEL_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr(process, "_agent", None)
+    monkeypatch.setattr(process, "_config", None)
+    monkeypatch.setattr(process, "_roots", [])
+    monkeypatch.setattr(hooks, "_prepared", False)
+    yield
+    process.detach()
+    patching.restore()
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, lazy.AfterImport)]

@@ -1,0 +1,65 @@
+"""The demo's scenes: real training, each with the story it promises, and the README quoting it word for word."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from loading import SCRIPTS, load_script
+
+pytestmark = pytest.mark.e2e
+ROOT = SCRIPTS.parent
+demo_check = load_script("demo_check")
+
+
+def sentinel(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """``sentinel`` as its own process."""
+    command = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "sentinel.cli.main", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100)
+
+
+def readme_blocks() -> dict[str, str]:
+    """The quoted ends of the scenes, by scene."""
+    quoted = (ROOT / "README.md").read_text().split("<!-- demo output -->")[1].split("<!-- end demo output -->")[0]
+    segmentation, overflow = re.findall(r"```text\n(.*?)```", quoted, re.DOTALL)
+    healthy = re.findall(r"`(sentinel: no incidents[^`]*)`", quoted)
+    return {"segmentation": segmentation, "overflow": overflow, "healthy": healthy[0]}
+
+
+@pytest.mark.parametrize("scene", sorted(demo_check.EXPECTED))
+def test_scene_tells_its_story(tmp_path: Path, scene: str) -> None:
+    """Each scene trains to its end, has exactly the incident it promises, and ends with what the README quotes."""
+    script = str(SCRIPTS / "demo_scenes" / f"{scene}.py")
+    run_dir = f"demo-run/{scene}"
+    ran = sentinel(tmp_path, "run", "--standalone", "--nproc-per-node", "2", "--sentinel-run-dir", run_dir, script)
+    assert ran.returncode == 0, ran.stderr
+    listed = sentinel(tmp_path, "incidents", "ls", "--run-dir", run_dir, "-o", "json")
+    incidents = json.loads(listed.stdout)["incidents"]
+    assert demo_check.check(scene, incidents) == ""
+    assert listed.returncode == (3 if incidents else 0)
+    said = set(ran.stderr.splitlines())
+    missing = [line for line in readme_blocks()[scene].splitlines() if line and not any(line in one for one in said)]
+    assert not missing, ran.stderr
+
+
+def test_scene_runs_under_plain_torchrun(tmp_path: Path) -> None:
+    """The script of a scene is ordinary PyTorch: torchrun runs it without Sentinel, to the same losses."""
+    script = str(SCRIPTS / "demo_scenes" / "segmentation.py")
+    flags = ["--standalone", "--nproc-per-node", "2", script]
+    plain = subprocess.run(
+        ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "torch.distributed.run", *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    watched = sentinel(tmp_path, "run", *flags)
+    assert plain.returncode == watched.returncode == 0
+    assert plain.stdout == watched.stdout
+    assert "step 11" in plain.stdout
+    for scene in (SCRIPTS / "demo_scenes").glob("*.py"):
+        assert not re.search(r"^\s*(import|from) sentinel", scene.read_text(), re.MULTILINE), scene.name
