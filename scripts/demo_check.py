@@ -1,11 +1,12 @@
-"""Holds a scene of the demo to its promise: reads ``sentinel incidents ls -o json`` on stdin, exits 1 if it tells another story.
+"""Holds a scene of the demo to its promise: asks ``sentinel incidents ls`` and ``status``, exits 1 if they tell another story.
 
-usage: sentinel incidents ls --run-dir DIR -o json | scripts/demo_check.py SCENE
+usage: scripts/demo_check.py SCENE RUN_DIR
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 EXPECTED: dict[str, dict[str, object] | None] = {
@@ -40,13 +41,30 @@ def check(scene: str, incidents: list[dict[str, object]]) -> str:
     return "" if incidents[0].get("bundle") else "no bundle was kept"
 
 
+def ask(*words: str) -> dict[str, object]:
+    """The JSON that a command of ``sentinel`` prints. Raises ValueError if it prints none."""
+    command = [sys.executable, "-m", "sentinel.cli.main", *words, "-o", "json"]
+    answer = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60).stdout)
+    if not isinstance(answer, dict):
+        raise ValueError("not an object")
+    return answer
+
+
+def rounds_checked(status: dict[str, object]) -> int:
+    """Rounds of the one run of a status."""
+    (run,) = status["runs"]  # type: ignore[misc, attr-defined]
+    return int(run["counts"].get("rounds_checked", 0))
+
+
 def main() -> int:
-    """Check the scene named on the command line."""
-    scene = sys.argv[1]
+    """Check the scene named on the command line, in the run directory named after it."""
+    scene, run_dir = sys.argv[1:]
     try:
-        wrong = check(scene, json.load(sys.stdin)["incidents"])
+        wrong = check(scene, ask("incidents", "ls", "--run-dir", run_dir)["incidents"])  # type: ignore[arg-type]
+        if not rounds_checked(ask("status", "--run-dir", run_dir)):
+            wrong = "no round of the training was checked"
     except (ValueError, KeyError) as error:
-        wrong = f"sentinel incidents ls printed no list of incidents ({type(error).__name__})"
+        wrong = f"{run_dir} cannot be read ({type(error).__name__}: {error})"
     if wrong:
         print(f"sentinel: error: scene {scene}: {wrong}\nhint: sentinel doctor checks this machine", file=sys.stderr)
     return 1 if wrong else 0

@@ -15,6 +15,7 @@ import torch
 
 from sentinel.wire.messages import Check
 
+_COMMON = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 EMPTY = Check(0, 0, 0, 0.0)
 NORM_FROM = 16384
 """Elements from which the norm is cheaper than ``aminmax`` (below, a call's fixed price rules and the exact maximum is free)."""
@@ -26,20 +27,26 @@ def local_part(tensor: Any) -> torch.Tensor | None:
     DTensors give their local shard, sparse tensors their values, complex ones their real view. Integers, empty, meta and other
     subclasses (FakeTensor while tracing) give None.
     """
-    if not isinstance(tensor, torch.Tensor):
+    if type(tensor) is torch.Tensor and tensor.dtype in _COMMON and tensor.layout is torch.strided:
+        if tensor.numel() and not tensor.requires_grad and not tensor.is_meta:
+            return tensor
+    elif type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        tensor = getattr(tensor, "_local_tensor", None)
+        if type(tensor) is not torch.Tensor:
+            return None
+    plain = _plain(tensor.detach())
+    if plain is None or not plain.is_floating_point() or plain.numel() == 0 or plain.is_meta:
         return None
-    if hasattr(tensor, "_local_tensor"):
-        tensor = tensor._local_tensor
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return None
-    tensor = tensor.detach()
+    return plain
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Values of a sparse tensor, real view of a complex one; None for layouts that have neither."""
     if tensor.is_sparse:
         tensor = tensor._values()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.device.type == "meta":
+    elif tensor.layout is not torch.strided:
         return None
-    return tensor if tensor.layout is torch.strided else None
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class Checker:
@@ -51,15 +58,17 @@ class Checker:
 
     def check(self, tensors: Iterable[Any]) -> Check | None:
         """Merged finding over ``tensors``; None if none of them can be checked."""
+        return self.check_parts([part for tensor in tensors if (part := local_part(tensor)) is not None])
+
+    def check_parts(self, parts: list[torch.Tensor]) -> Check | None:
+        """The same for tensors that are what ``local_part`` gives."""
         if self._delay:
             time.sleep(self._delay)
         found: Check | None = None
-        for tensor in tensors:
-            part = local_part(tensor)
-            if part is not None:
-                self.count += 1
-                one = check_one(part)
-                found = one if found is None else merged(found, one)
+        for part in parts:
+            one = check_one(part)
+            found = one if found is None else merged(found, one)
+        self.count += len(parts)
         return found
 
 

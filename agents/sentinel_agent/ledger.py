@@ -26,7 +26,7 @@ from sentinel_agent.replicas import Replicas, weights_due
 from sentinel_agent.rounds import Reduction, Round
 from sentinel_agent.scan import MAX_NAMES, Scan, Scanned
 from sentinel_agent.taps import fsdp
-from sentinel_agent.taps.wire import Call, group_of
+from sentinel_agent.taps.wire import Reader, group_of, work_of
 
 NO_CHECK = Check(0, 0, 0, 0.0)
 MAX_EVIDENCE = 256
@@ -66,9 +66,9 @@ class Ledger:
 
     # --- the wire tap's listener ---------------------------------------------------------------------------------------
 
-    def before(self, read: Callable[[], Call]) -> Reduction | None:
+    def before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reduction | None:
         """Check what a collective is given."""
-        call = read()
+        call = read(args, kwargs)
         parts = [part for tensor in call.inputs if (part := local_part(tensor)) is not None]
         if not parts:
             return None
@@ -76,10 +76,10 @@ class Ledger:
         backward = roles.in_backward()
         who = roles.caller()
         role = roles.role(parts, who, backward=backward, after_backward=self.round.backward_ended, layouts=self.layouts)
-        reduce_op = "SUM" if who is roles.Caller.AUTOGRAD else call.reduce_op()
+        reduce_op = "SUM" if who is roles.Caller.AUTOGRAD else call.reduce_op
         if reduce_op in ("MIN", "MAX") and role is not Role.SCALAR:
             role = Role.ACTIVATION
-        found = self._checker.check(parts)
+        found = self._checker.check_parts(parts)
         if found is None:
             return None
         group, ranks = group_of(call.group)
@@ -129,10 +129,10 @@ class Ledger:
             return False
         return its_turn(reduction.wire.numel, reduction.index, self.round.number)
 
-    def after(self, reduction: Reduction, work: Callable[[], Any]) -> None:
+    def after(self, reduction: Reduction, result: Any) -> None:
         """The collective is on its way: see to it that its result is checked before anybody can write to it."""
         backward, who, waits = reduction.work
-        reduction.work = work()
+        reduction.work = work_of(result)
         if waits:
             self.pending.now(reduction)
         elif backward and who is roles.Caller.AUTOGRAD:
@@ -154,20 +154,20 @@ class Ledger:
 
     def _finish(self, reduction: Reduction) -> None:
         """Check what a collective returned."""
-        found = self._checker.check(reduction.outputs)
+        parts = [part for tensor in reduction.outputs if (part := local_part(tensor)) is not None]
+        found = self._checker.check_parts(parts)
         if reduction.role is Role.GRADIENT:
             self.round.reduced_storages.update(roles.storage_of(t) for t in reduction.outputs if not t.is_sparse)
             if found is not None and reduction.op.startswith("allreduce"):
-                self._fingerprint(reduction, found)
+                self._fingerprint(reduction, parts, found)
         reduction.outputs = []
         reduction.work = None
         reduction.reduced = found
         if found is not None and found.nonfinite:
             self._latch(Phase.REDUCED, found, reduction)
 
-    def _fingerprint(self, reduction: Reduction, found: Check) -> None:
+    def _fingerprint(self, reduction: Reduction, parts: list[torch.Tensor], found: Check) -> None:
         """Note what an all-reduce returned: it must be the same on every rank, and the sum of what they gave."""
-        parts = [part for tensor in reduction.outputs if (part := local_part(tensor)) is not None]
         words = None
         if its_turn(found.numel, reduction.index, self.round.number):
             words = fingerprint(parts)

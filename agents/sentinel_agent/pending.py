@@ -89,8 +89,7 @@ class Pending:
         if work is None:
             return True
         try:
-            with self._health.stopwatch.waiting():
-                work.wait()
+            work.wait()
         except RuntimeError:
             self._health.drops["collective_failed"] += 1
             return False

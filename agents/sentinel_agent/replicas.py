@@ -5,13 +5,13 @@ Owns the bookkeeping that tells a parameter nobody reduces, and replicas that ha
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import msgspec
 import torch
 
 from sentinel.wire.messages import UNREDUCED, GroupSync, Weights
@@ -20,6 +20,7 @@ from sentinel_agent.fingerprint import Audit, crc_of, fingerprint
 from sentinel_agent.rounds import Reduction
 
 WEIGHTS_EVERY = 64
+_NOT_AUDITED = Audit(-1, 0.0, 0.0, 0, 0.0, "", "")
 
 
 def weights_due(number: int) -> bool:
@@ -78,8 +79,7 @@ class Replicas:
         """A gradient collective was issued. ``names`` are its parameters, None if it cannot be told which of the group's."""
         size = len(reduction.ranks) or self.world_size
         group = self._groups.setdefault(reduction.group, _Group(reduction.ranks, size))
-        text = f"{reduction.op}|{reduction.dtype}|{reduction.wire.numel}|{','.join(names or ())}"
-        group.identity = zlib.crc32(text.encode(), group.identity)
+        group.identity = crc_of(_code(reduction.op, reduction.dtype, reduction.wire.numel, names), group.identity)
         group.collectives += 1
         if size == 1:
             return
@@ -125,7 +125,8 @@ class Replicas:
     def _record(self, name: str, group: _Group) -> GroupSync:
         first = name not in self._announced
         self._announced.add(name)
-        record = GroupSync(
+        one = group.audited or _NOT_AUDITED
+        return GroupSync(
             group=name,
             ranks=group.ranks if first else (),
             size=group.size,
@@ -133,12 +134,6 @@ class Replicas:
             identity=group.identity,
             fingerprint=group.fingerprint,
             norm=math.sqrt(group.squares),
-        )
-        one = group.audited
-        if one is None:
-            return record
-        return msgspec.structs.replace(
-            record,
             audited=one.index,
             sum_in=one.sum_in,
             sum_out=one.sum_out,
@@ -147,6 +142,12 @@ class Replicas:
             audited_op=one.op,
             audited_dtype=one.dtype,
         )
+
+
+@functools.lru_cache(maxsize=4096)
+def _code(op: str, dtype: str, numel: int, names: tuple[str, ...] | None) -> int:
+    """A number for what a collective covers, the same in every process."""
+    return zlib.crc32(f"{op}|{dtype}|{numel}|{','.join(names or ())}".encode())
 
 
 def _alive(refs: Iterable[weakref.ref[torch.Tensor]]) -> Iterable[torch.Tensor]:

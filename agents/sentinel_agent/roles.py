@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
-from types import CodeType
+from types import CodeType, FrameType
 
 import torch
 
@@ -51,7 +51,8 @@ _PASSED_THROUGH = (
 )
 """Frames between a caller and the kernel that say nothing about the caller."""
 
-_known: dict[CodeType, Caller | None] = {}
+_known: dict[int, tuple[CodeType, Caller | None]] = {}
+"""By id of the code object, which the value keeps alive: hashing a code object itself walks all of its constants."""
 
 
 def in_backward() -> bool:
@@ -61,16 +62,16 @@ def in_backward() -> bool:
 
 def caller() -> Caller:
     """Who issued the collective whose kernel is running on this thread."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     for _ in range(MAX_FRAMES):
+        if frame is None:
+            break
         code = frame.f_code
-        if code not in _known:
-            _known[code] = _of_file(code.co_filename)
-        found = _known[code]
-        if found is not None:
-            return found
-        if frame.f_back is None:
-            return Caller.USER
+        known = _known.get(id(code))
+        if known is None:
+            known = _known[id(code)] = (code, _of_file(code.co_filename))
+        if known[1] is not None:
+            return known[1]
         frame = frame.f_back
     return Caller.USER
 

@@ -1,6 +1,7 @@
 """The agent's own time inside the training threads, for benchmarks: off in normal runs, where it costs nothing.
 
-Owns the sum. Time spent waiting for collectives is the network's, not ours, and is taken out.
+Owns the sum. Processor time of the calling thread is counted, so that waiting for collectives, and for a core that somebody else
+has, is not.
 """
 
 from __future__ import annotations
@@ -8,8 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -18,11 +18,10 @@ R = TypeVar("R")
 
 class _Thread(threading.local):
     depth = 0
-    waited = 0.0
 
 
 class Stopwatch:
-    """``seconds`` is the time spent inside timed functions, on all threads; ``waited`` what of it was waiting."""
+    """``seconds`` is the processor time spent inside timed functions, on all threads."""
 
     def __init__(self, *, running: bool) -> None:
         self.running = running
@@ -38,28 +37,14 @@ class Stopwatch:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             here = self._thread
-            began = time.perf_counter()
             outermost, here.depth = here.depth == 0, here.depth + 1
-            if outermost:
-                here.waited = 0.0
+            began = time.thread_time()
             try:
                 return function(*args, **kwargs)
             finally:
                 here.depth -= 1
                 if outermost:
                     with self._lock:
-                        self.seconds += time.perf_counter() - began - here.waited
+                        self.seconds += time.thread_time() - began
 
         return call
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Inside, the thread waits for somebody else."""
-        if not self.running:
-            yield
-            return
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._thread.waited += time.perf_counter() - began

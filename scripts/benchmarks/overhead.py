@@ -1,7 +1,7 @@
 """The agent's price per round: on and off interleaved in one run, with an on/on control and the read floor beside it.
 
-Model of about 10 M parameters, DDP over gloo, checks before and after every all-reduce. Prints the agent's own time per round against
-two plain reads of the gradients, and the paired step ratio with its interval; a ratio that the control's interval covers is called
+Model of about 10 M parameters, DDP over gloo, checks before and after every all-reduce. Prints the agent's own processor time per round
+against that of two plain reads of the gradients, and the paired step ratio with its interval; a ratio that the control's interval covers is called
 not separable.
 """
 
@@ -24,7 +24,7 @@ def parent(rounds: int, ranks: int) -> int:
     """Start this file under the launcher, timers on, and print what rank 0 measured."""
     with tempfile.TemporaryDirectory(prefix="sentinel-bench-") as folder:
         out = Path(folder) / "figures.json"
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "BENCH_OUT": str(out), "SENTINEL_BENCH_TIMERS": "1"}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "BENCH_OUT": str(out), "SENTINEL_AGENT_OPTIONS": '{"timers": true}'}
         command = [str(Path(sys.executable).parent / "sentinel"), "run", "--sentinel-quiet"]
         command += ["--sentinel-run-dir", f"{folder}/run", "--nproc-per-node", str(ranks), "--master-port", "29871"]
         done = subprocess.run([*command, __file__, "--rounds", str(rounds)], env=env, check=False)
@@ -96,10 +96,10 @@ def worker(rounds: int) -> None:
 
     def read_floor() -> float:
         gradients = [p.grad.view(torch.int64) if p.grad.numel() % 2 == 0 else p.grad for p in model.parameters()]
-        began = time.perf_counter()
+        began = time.thread_time()
         for gradient in gradients:
             gradient.sum()
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
     for _ in range(5):
         one_round(True)

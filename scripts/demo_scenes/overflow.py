@@ -38,6 +38,10 @@ def main() -> None:
         optimizer.step()
         if rank == 0:
             print(f"step {step:2d}  batch {size:2d}  loss {loss.item():.4g}", flush=True)
+    with torch.no_grad():
+        error = (model.module(pixels) - ink).square().mean().sqrt()
+    if rank == 0:
+        print(f"error over all digits {error.item():.4g}", flush=True)
     dist.destroy_process_group()
 
 

@@ -25,6 +25,17 @@ def normalise(images: torch.Tensor, eps: float) -> torch.Tensor:
     return (images - mean) / (std + eps)
 
 
+@torch.no_grad()
+def report_dice(model: torch.nn.Module, dataset: StrokeMasks, broken: int | None, eps: float) -> None:
+    """How well the masks overlap in the end, over all scans but the broken one."""
+    good = [index for index in range(len(dataset)) if index != broken]
+    found = model(normalise(dataset.images[good], eps)) > 0
+    mask = dataset.masks[good]
+    dice = 2 * (found & mask).sum() / (found.sum() + mask.sum())
+    if dist.get_rank() == 0:
+        print(f"Dice {dice.item():.2f}", flush=True)
+
+
 def train(broken: int | None, eps: float, init_scale: float) -> None:
     """One pass over the digits on this rank's shard."""
     torch.set_num_threads(1)
@@ -45,6 +56,7 @@ def train(broken: int | None, eps: float, init_scale: float) -> None:
         scaler.update()
         if dist.get_rank() == 0:
             print(f"step {step:2d}  loss {loss.item():.4f}  scale {scaler.get_scale():g}", flush=True)
+    report_dice(model.module, dataset, broken, eps)
     dist.destroy_process_group()
 
 

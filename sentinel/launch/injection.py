@@ -56,7 +56,7 @@ def agent_options(options: LaunchOptions) -> dict[str, object]:
         "max_bundles": options.max_bundles,
         "window_rounds": options.window,
     }
-    return {name: value for name, value in asked.items() if value is not None}
+    return {**options.agent_options, **{name: value for name, value in asked.items() if value is not None}}
 
 
 def site_directory() -> Path:

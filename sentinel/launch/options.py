@@ -7,10 +7,11 @@ torchrun's flags are parsed by torchrun's parser and handed back to it untouched
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -18,7 +19,15 @@ from torch.distributed.run import get_args_parser, parse_min_max_nnodes
 
 from sentinel.coordinator.config import split_host_port
 from sentinel.wire.link import Join
-from sentinel.wire.names import ENV_AGENT, ENV_ENDPOINT, ENV_JOIN, ENV_RUN_DIR, ENV_RUN_ID, ENV_SERVER_KEY
+from sentinel.wire.names import (
+    ENV_AGENT,
+    ENV_AGENT_OPTIONS,
+    ENV_ENDPOINT,
+    ENV_JOIN,
+    ENV_RUN_DIR,
+    ENV_RUN_ID,
+    ENV_SERVER_KEY,
+)
 
 PREFIX = "sentinel_"
 HTTP_OFF = "off"
@@ -64,6 +73,7 @@ class LaunchOptions:
     max_bundles: int | None
     window: int | None
     python_path: str  # PYTHONPATH as the user has it
+    agent_options: Mapping[str, object] = field(default_factory=dict)  # SENTINEL_AGENT_OPTIONS, which flags override
 
     @property
     def nodes(self) -> tuple[int, int]:
@@ -122,7 +132,20 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Laun
         max_bundles=given["sentinel_max_bundles"],
         window=given["sentinel_window"],
         python_path=environ.get("PYTHONPATH", ""),
+        agent_options=_agent_options(environ.get(ENV_AGENT_OPTIONS)),
     )
+
+
+def _agent_options(text: str | None) -> dict[str, object]:
+    try:
+        options = json.loads(text or "{}")
+    except ValueError as error:
+        raise UsageError(
+            f"{ENV_AGENT_OPTIONS} is not JSON: {error}", 'it is an object, such as {"timers": true}'
+        ) from None
+    if not isinstance(options, dict):
+        raise UsageError(f"{ENV_AGENT_OPTIONS} is not a JSON object", 'such as {"timers": true}')
+    return options
 
 
 def export(changes: Mapping[str, str]) -> None:

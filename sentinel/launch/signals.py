@@ -20,7 +20,7 @@ def hold(names: str, exit_code: int) -> None:
         return
     noted: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def note(number: int, _frame: FrameType | None) -> None:
         if noted:
             raise SystemExit(exit_code)
         noted.append(number)

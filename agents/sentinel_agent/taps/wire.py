@@ -29,7 +29,7 @@ REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PRE
 """c10d's RedOpType, in the order of its enum."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One call of a reduction as the kernel sees it."""
 
@@ -37,18 +37,29 @@ class Call:
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
     group: Any
-    reduce_op: Callable[[], str]
+    boxed_reduce_op: Any
     waits: bool  # the caller asked for a synchronous collective
+
+    @property
+    def reduce_op(self) -> str:
+        """Name of the reduction, read off the boxed op when somebody asks."""
+        try:
+            return REDUCE_OPS[self.boxed_reduce_op.op()]
+        except (AttributeError, IndexError, RuntimeError, TypeError):
+            return "UNKNOWN"
+
+
+Reader = Callable[[tuple[Any, ...], dict[str, Any]], Call]
 
 
 class Listener(Protocol):
     """What the tap calls. Neither may raise, so even reading the call is left to the listener's own guard."""
 
-    def before(self, read: Callable[[], Call]) -> Any:
-        """Look at the inputs of the call that ``read`` gives. Returns a token for ``after``, or None for no interest."""
+    def before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Look at the inputs of the call that ``read(args, kwargs)`` gives. Returns a token, or None for no interest."""
 
-    def after(self, token: Any, work: Callable[[], Any]) -> None:
-        """The collective was issued; ``work`` gives its c10d Work."""
+    def after(self, token: Any, result: Any) -> None:
+        """The collective was issued and its op returned ``result``; ``work_of(result)`` gives its c10d Work."""
 
 
 _library: torch.library.Library | None = None
@@ -84,14 +95,14 @@ def _kernel(name: str) -> Callable[..., Any]:
             return overload.redispatch(keys - below, *args, **kwargs)
         _busy.inside = True
         try:
-            token = listener.before(lambda: read(args, kwargs))
+            token = listener.before(read, args, kwargs)
         finally:
             _busy.inside = False
         result = overload.redispatch(keys - below, *args, **kwargs)
         if token is not None:
             _busy.inside = True
             try:
-                listener.after(token, lambda: _work(result))
+                listener.after(token, result)
             finally:
                 _busy.inside = False
         return result
@@ -99,7 +110,7 @@ def _kernel(name: str) -> Callable[..., Any]:
     return kernel
 
 
-def _reader(name: str, order: list[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], Call]:
+def _reader(name: str, order: list[str]) -> Reader:
     """A function that picks the parts of a Call out of positional and keyword arguments, by the schema's names."""
     inputs, outputs = OPS[name]
     at = {argument: i for i, argument in enumerate(order)}
@@ -109,24 +120,17 @@ def _reader(name: str, order: list[str]) -> Callable[[tuple[Any, ...], dict[str,
         return args[i] if i < len(args) else kwargs.get(argument, default)
 
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        reduce_op = pick(args, kwargs, "reduce_op", None)
+        given = _flat(pick(args, kwargs, inputs, ()))
         return Call(
             op=name,
-            inputs=_flat(pick(args, kwargs, inputs, ())),
-            outputs=_flat(pick(args, kwargs, outputs, ())),
+            inputs=given,
+            outputs=given if inputs == outputs else _flat(pick(args, kwargs, outputs, ())),
             group=pick(args, kwargs, "process_group", None),
-            reduce_op=lambda: _reduce_op_name(reduce_op),
+            boxed_reduce_op=pick(args, kwargs, "reduce_op", None),
             waits=not pick(args, kwargs, "async_op", True),
         )
 
     return read
-
-
-def _reduce_op_name(boxed: Any) -> str:
-    try:
-        return REDUCE_OPS[boxed.op()]
-    except (AttributeError, IndexError, RuntimeError, TypeError):
-        return "UNKNOWN"
 
 
 def _flat(value: Any) -> list[torch.Tensor]:
@@ -135,7 +139,8 @@ def _flat(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in _flat(item)] if isinstance(value, (list, tuple)) else []
 
 
-def _work(result: Any) -> Any:
+def work_of(result: Any) -> Any:
+    """The Work in what a c10d op returned."""
     boxed = result[1] if isinstance(result, (tuple, list)) else result
     return dist.Work.unbox(boxed)
 

@@ -14,7 +14,10 @@ from typing import Any, Self
 import msgspec
 
 from sentinel.incidents.classify import View
+from sentinel.incidents.comparisons import compare
 from sentinel.incidents.events import Command, Event, Expect, Received, SaveIncident, Tick
+from sentinel.incidents.finding import Finding
+from sentinel.incidents.history import History
 from sentinel.incidents.model import Incident
 from sentinel.incidents.scaler import ScalerHistory
 from sentinel.incidents.tracker import Tracker
@@ -25,6 +28,7 @@ from sentinel.wire.messages import (
     Collective,
     Evidence,
     Goodbye,
+    GroupSync,
     Hello,
     NodeEnded,
     PartWritten,
@@ -134,9 +138,14 @@ class Round:
     def closed(self, by: ClosedBy = ClosedBy.OPTIMIZER, *ranks: int, **fields: Any) -> Self:
         """Fields of the closing record, of every rank or of the named ones."""
         for rank in ranks:
-            self._own_closing[rank] = {"closed_by": by, **fields}
+            self.record(rank, closed_by=by, **fields)
         if not ranks:
             self._closing.update(closed_by=by, **fields)
+        return self
+
+    def record(self, rank: int, **fields: Any) -> Self:
+        """More fields of one rank's closing record."""
+        self._own_closing.setdefault(rank, {}).update(fields)
         return self
 
     def scaler_skip(self, scale: float = 1024.0) -> Self:
@@ -178,14 +187,18 @@ class Round:
             **fields,
         )
 
-    def reports(self) -> list[Report]:
-        """Everything that arrives: the evidence as it was latched, then the closings."""
+    def joined(self) -> list[Evidence | RoundClosed]:
+        """What a window joins: the evidence as it was latched, then the closings."""
         return [*self.evidence(), *self.closings()]
+
+    def reports(self) -> list[Report]:
+        """Everything that arrives, in the order it was sent."""
+        return [*self.joined()]
 
     def window(self) -> RoundWindow:
         """The round joined."""
         window = RoundWindow(self.attempt, self.number, opened_at=T0)
-        for report in (*self.evidence(), *self.closings()):
+        for report in self.joined():
             window.add(report, T0)
         return window
 
@@ -193,6 +206,30 @@ class Round:
         """The round as the rules see it; whoever's reports are not all there is missing."""
         window, world = self.window(), tuple(range(self.size))
         return View(window, world, window.incomplete(world), scaler or ScalerHistory())
+
+
+def sync(size: int = 3, *, group: str = "0", ranks: tuple[int, ...] = (), **fields: Any) -> GroupSync:
+    """What a healthy rank says of its group."""
+    return GroupSync(group, ranks, size, **{"collectives": 2, "identity": 7, "fingerprint": 11, "norm": 1.0, **fields})
+
+
+def synced(size: int, changes: Mapping[int, Mapping[str, Any]], *, number: int = 4, **every: Any) -> Round:
+    """A round in which all ranks reduced together, and some said something else than the rest."""
+    told = Round(size, number)
+    for rank in range(size):
+        told.record(rank, sync=(sync(size, **{**every, **changes.get(rank, {})}),), backwards=1, gradient_absmax=1.0)
+    return told
+
+
+def found(told: Round, history: History | None = None) -> list[Finding]:
+    """What comparing the ranks of this round finds."""
+    return compare(told.window(), history or History())
+
+
+def only(findings: list[Finding]) -> Finding:
+    """The only finding."""
+    (one,) = findings
+    return one
 
 
 @dataclasses.dataclass

@@ -573,7 +573,10 @@ QUIET_ROWS = [
 
 UNCONFIRMED_ROWS = [
     ("an activation reduction was nonfinite and nothing followed", Round(2, 3).reduced(of=ACTIVATION)),
-    ("a derived value was nonfinite and no gradient was", Round(2, 3).wire(0, of=DERIVED, raw=FINITE).reduced(of=DERIVED)),
+    (
+        "a derived value was nonfinite and no gradient was",
+        Round(2, 3).wire(0, of=DERIVED, raw=FINITE).reduced(of=DERIVED),
+    ),
     ("a norm was nonfinite and the optimizer stepped", Round(2, 3).wire(0, of=SCALAR, raw=None).reduced(of=SCALAR)),
     ("an output was nonfinite that no loss used", Round(2, 3).saw(Phase.OUTPUT, 0)),
     ("a rank left with nothing nonfinite", Round(2, 3).saw(Phase.EXIT, 1, note="SystemExit").closed(ClosedBy.EXIT)),

@@ -91,13 +91,12 @@ def test_silence_is_noticed_and_forgiven() -> None:
     """A minute without a report is silence; the next report ends it."""
     made = roster(hello(0), hello(1))
     made.tick(SILENT_AFTER_SECONDS)
-    assert made.ranks[0].state is RankCondition.RUNNING
+    assert [made.ranks[rank].state for rank in (0, 1)] == [RankCondition.RUNNING, RankCondition.RUNNING]
     made.tick(SILENT_AFTER_SECONDS + 1)
-    assert made.ranks[0].state is RankCondition.SILENT
+    assert [made.ranks[rank].state for rank in (0, 1)] == [RankCondition.SILENT, RankCondition.SILENT]
     assert made.awaited(0) == [0, 1, 2, 3]
     made.note(closed(0, 1), SILENT_AFTER_SECONDS + 2)
-    assert made.ranks[0].state is RankCondition.RUNNING
-    assert made.ranks[1].state is RankCondition.SILENT
+    assert [made.ranks[rank].state for rank in (0, 1)] == [RankCondition.RUNNING, RankCondition.SILENT]
 
 
 @pytest.mark.parametrize("last", [Goodbye(0, 0, last_round=1, clean=True), Disabled(0, 0, "faults")])

@@ -35,7 +35,6 @@ def large(ranks: int) -> World:
     return world
 
 
-@pytest.mark.xfail(strict=True, reason="Roster.present() walks all ranks for every report")
 def test_a_healthy_round_of_16384_ranks() -> None:
     """One record of each rank takes under a second."""
     world = large(LARGE)
@@ -43,7 +42,6 @@ def test_a_healthy_round_of_16384_ranks() -> None:
     assert world.tracker.counts.rounds_checked == 1
 
 
-@pytest.mark.xfail(strict=True, reason="Roster.present() per report, and window._is_whole walks all evidence for each rank")
 def test_the_ordinary_fault_of_4096_ranks() -> None:
     """One rank's NaN is seen by every rank; the round stays within a quarter of the large world's second."""
     world = large(QUARTER)
@@ -51,7 +49,9 @@ def test_the_ordinary_fault_of_4096_ranks() -> None:
     assert world.incident.suspect_ranks == (1,)
 
 
-@pytest.mark.xfail(strict=True, reason="window.of_rank sorts and walks all evidence, and raw_origins asks it of each rank")
+@pytest.mark.xfail(
+    strict=True, reason="window.of_rank sorts and walks all evidence, and raw_origins asks it of each rank"
+)
 def test_the_worst_fault_of_4096_ranks() -> None:
     """Every rank's own gradients are NaN."""
     world = large(QUARTER)
@@ -68,7 +68,6 @@ def test_the_end_of_a_run_of_1024_ranks_with_one_straggler() -> None:
     feed_within(0.25, world, (world.goodbye(rank, 0) for rank in range(1023)))
 
 
-@pytest.mark.xfail(strict=True, reason="every report looks at every open window, and each of those walks all ranks")
 def test_lost_samples_do_not_slow_a_run_down() -> None:
     """Records of earlier rounds were lost, so their windows stay open; a healthy round beside them costs no more for it."""
     world = large(1024)

@@ -16,8 +16,8 @@ def test_repeats_change_nothing() -> None:
     """Reports are delivered at least once; the second delivery adds no evidence and no closing."""
     told = Round(2).loss(1).nan_gradient(1)
     once, twice = told.window(), told.window()
-    for report in told.reports():
-        twice.add(report, 5.0)  # type: ignore[arg-type]
+    for report in told.joined():
+        twice.add(report, 5.0)
     assert (once.evidence, once.closed) == (twice.evidence, twice.closed)
 
 
@@ -69,8 +69,8 @@ def test_every_report_touches_the_window() -> None:
     """The deadline counts from the last report."""
     told = Round(1).raw(0)
     window = RoundWindow(0, 0, opened_at=1.0)
-    for now, report in enumerate(told.reports(), start=5):
-        window.add(report, float(now))  # type: ignore[arg-type]
+    for now, report in enumerate(told.joined(), start=5):
+        window.add(report, float(now))
     assert (window.opened_at, window.touched_at) == (1.0, 6.0)
 
 

@@ -1,0 +1,88 @@
+"""Healthy training is never called anything else: habits of real scripts and frameworks, each a small training of its own."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from training_run import SCRIPTS, Case, Ran
+
+pytestmark = pytest.mark.e2e
+
+# Training -> rounds it has: what a scan of the script's loop says. A quiet run that nobody watched would prove nothing.
+LOOPS = {
+    "accumulation_without_no_sync": 6,
+    "accumulation_with_no_sync": 6,
+    "gan_alternating": 12,
+    "gan_joint": 6,
+    "lbfgs": 6,
+    "backward_inside_step": 6,
+    "steps_left_out": 6,
+    "uneven_inputs": 9,
+    "moving_average_of_weights": 6,
+    "local_sgd": 20,
+    "gradients_zeroed_in_place": 6,
+    "gradients_dropped_by_hand": 6,
+    "manual_sgd": 12,
+    "validation_between_steps": 6,
+    "metric_that_is_nan": 6,
+    "numbers_of_other_types": 6,
+    "parameters_frozen": 6,
+    "one_loader_after_another": 8,
+}
+PRECISION = {
+    "scaler_that_settles": 14,
+    "scaler_that_grows": 20,
+    "bfloat16_autocast": 6,
+    "bfloat16_parameters": 6,
+    "gradient_checkpointing": 6,
+    "batch_norm_and_dropout": 6,
+    "synchronised_norm": 6,
+    "masks_of_infinity": 6,
+    "compressed_by_a_hook": 6,
+    "zero_gradients_for_a_while": 12,
+}
+SHARDING = {
+    "fsdp1": 6,
+    "fsdp2_accumulating": 6,
+    "hybrid_sharding": 6,
+    "zero_redundancy_optimizer": 6,
+    "flattened_gradients": 6,
+    "coalesced_gradients": 6,
+    "functional_collectives": 6,
+    "tensor_parallel": 6,
+    "pipeline": 6,
+}
+TRAININGS = {"healthy_loops.py": LOOPS, "healthy_precision.py": PRECISION, "healthy_sharding.py": SHARDING}
+FOUR_RANKS = {"hybrid_sharding"}
+
+CASES = [
+    pytest.param(Case(script, (name,), ranks=4 if name in FOUR_RANKS else 2), rounds, id=name)
+    for script, trainings in TRAININGS.items()
+    for name, rounds in trainings.items()
+]
+
+
+@pytest.mark.parametrize(("case", "rounds"), CASES)
+def test_nothing_is_said_of_healthy_training(ran: Ran, rounds: int) -> None:
+    """The training ends by itself, each of its rounds was checked, and there is no incident, no fault and no drop."""
+    assert ran.exit_code == 0, ran.said
+    assert ran.brief == [], ran.said
+    assert ran.counts["rounds_checked"] == rounds, ran.said
+    assert not ran.faults
+    assert not ran.drops
+    assert "sentinel: no incidents in" in ran.stderr
+
+
+@pytest.mark.parametrize("case", [case.values[0] for case in CASES if "scaler_that" in str(case.id)], ids=str)
+def test_a_scaler_that_searches_is_counted(ran: Ran) -> None:
+    """Steps that the GradScaler leaves out in its search are counted as benign, and the scale moved because of them."""
+    assert ran.counts["benign_skips"] >= 2, ran.said
+    assert f"{ran.counts['benign_skips']} benign GradScaler skips" in ran.stderr
+
+
+@pytest.mark.parametrize("script", sorted(TRAININGS))
+def test_every_training_is_run(script: str) -> None:
+    """No training of the scripts is left out of the tables here."""
+    functions = [n for n in ast.parse((SCRIPTS / script).read_text()).body if isinstance(n, ast.FunctionDef)]
+    assert {f.name for f in functions if not f.name.startswith("_")} == TRAININGS[script].keys()

@@ -1,0 +1,205 @@
+"""Steps: ranks that disagree, scalers that only skip, gradients that are zero, calls in the wrong order."""
+
+from __future__ import annotations
+
+import pytest
+from service.incidents.rounds import INF, Round, World, found, only, synced
+
+from sentinel.incidents.finding import Finding
+from sentinel.incidents.habits import REASONS, judge
+from sentinel.incidents.history import History
+from sentinel.incidents.model import Attribution, Kind, Severity, Stage
+from sentinel.incidents.stalls import SKIP_ROUNDS, ZERO_ROUNDS, ZERO_ROUNDS_LATER
+from sentinel.wire.messages import ClosedBy, Phase
+
+SKIPPED = {"closed_by": ClosedBy.FRAMEWORK_SKIPPED, "skipped": True}
+
+# --- disagreement --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "skipping", "suspects", "attribution"),
+    [
+        (3, (1,), (1,), Attribution.RANK_LOCAL),
+        (3, (0, 2), (1,), Attribution.RANK_LOCAL),
+        (2, (1,), (0, 1), Attribution.ALL_RANKS),
+        (5, (0, 4), (0, 4), Attribution.MULTI_RANK),
+    ],
+)
+def test_ranks_that_step_while_others_skip_are_found(
+    size: int, skipping: tuple[int, ...], suspects: tuple[int, ...], attribution: Attribution
+) -> None:
+    """The minority is accused; of two ranks, both; the reason says who skipped."""
+    told = synced(size, {})
+    for rank in skipping:
+        told.record(rank, **SKIPPED)
+    verdict = only(found(told)).verdict
+    assert (verdict.rule, verdict.kind, verdict.stage) == (
+        "step_disagreement",
+        Kind.STEP_DISAGREEMENT,
+        Stage.OPTIMIZER,
+    )
+    assert (verdict.suspect_ranks, verdict.attribution) == (suspects, attribution)
+    assert all(str(rank) in verdict.reason for rank in skipping)
+
+
+def test_a_disagreement_is_seen_in_nonfinite_rounds_too() -> None:
+    """That is when ranks disagree: one saw NaN and left the step out."""
+    told = synced(3, {}).loss(1).record(1, **SKIPPED)
+    assert [one.verdict.rule for one in found(told)] == ["step_disagreement"]
+
+
+def test_ranks_that_reduce_nothing_together_may_step_as_they_like() -> None:
+    """Independent trainings under one launcher."""
+    assert found(Round(3, 4).record(1, **SKIPPED)) == []
+
+
+def test_a_rank_that_leaves_in_mid_round_disagrees_with_nobody() -> None:
+    """The job is ending."""
+    assert found(synced(3, {}).record(1, closed_by=ClosedBy.EXIT)) == []
+
+
+# --- the scaler ----------------------------------------------------------------------------------------------------------
+
+
+def skips(history: History, scales: list[float], *, first: int = 0) -> list[Finding]:
+    """Findings of consecutive skips at these scales."""
+    return [
+        one
+        for number, scale in enumerate(scales, start=first)
+        for one in found(Round(2, number).nan_gradient(0, 1, found=INF).scaler_skip(scale), history)
+    ]
+
+
+def test_twenty_skips_in_a_row_are_a_collapse_told_once() -> None:
+    """Dated to the first skip, on all ranks."""
+    one = only(skips(History(), [2.0 ** (16 - i // 2) for i in range(2 * SKIP_ROUNDS)], first=3))
+    assert (one.verdict.rule, one.verdict.kind, one.verdict.stage) == (
+        "scaler_collapse",
+        Kind.SCALER_COLLAPSE,
+        Stage.PRE_REDUCE,
+    )
+    assert (one.verdict.attribution, one.round, one.step) == (Attribution.ALL_RANKS, 3, 3)
+
+
+def test_a_scale_below_one_is_a_collapse_sooner() -> None:
+    """No need to wait for twenty skips."""
+    assert only(skips(History(), [2.0, 1.0, 0.5, 0.25])).round == 0
+
+
+@pytest.mark.parametrize("scales", [[2.0 ** (16 - i) for i in range(SKIP_ROUNDS - 4)], [0.5, 0.25]])
+def test_a_search_is_no_collapse(scales: list[float]) -> None:
+    """From 2**16 down to 1, or a single dip."""
+    assert skips(History(), scales) == []
+
+
+def test_a_step_in_between_starts_the_count_anew() -> None:
+    """Skips now and then are ordinary."""
+    history = History()
+    for start in range(0, 100, SKIP_ROUNDS):
+        assert skips(history, [1024.0] * (SKIP_ROUNDS - 1), first=start) == []
+        assert found(Round(2, start + SKIP_ROUNDS - 1).closed(loss_scale=512.0), history) == []
+
+
+# --- zeros ---------------------------------------------------------------------------------------------------------------
+
+
+def zeros(history: History, numbers: range, largest: float | None = 0.0) -> list[Finding]:
+    """Findings of rounds whose largest gradient is ``largest`` on both ranks."""
+    return [one for n in numbers for one in found(Round(2, n).closed(gradient_absmax=largest), history)]
+
+
+def test_gradients_that_are_zero_from_the_start_are_a_stall() -> None:
+    """After a few rounds, once, dated to the first."""
+    one = only(zeros(History(), range(20)))
+    assert (one.verdict.rule, one.verdict.kind, one.verdict.severity) == (
+        "zero_gradients",
+        Kind.STALLED_TRAINING,
+        Severity.WARNING,
+    )
+    assert (one.verdict.suspect_ranks, one.round) == ((0, 1), 0)
+    assert str(ZERO_ROUNDS) in one.verdict.reason
+
+
+def test_gradients_that_become_zero_later_are_given_more_time() -> None:
+    """The data may say so for a while."""
+    history = History()
+    assert zeros(history, range(5), 1.0) == []
+    assert zeros(history, range(5, 5 + ZERO_ROUNDS_LATER - 1)) == []
+    assert only(zeros(history, range(5 + ZERO_ROUNDS_LATER - 1, 200))).round == 5
+
+
+@pytest.mark.parametrize("largest", [1e-30, None])
+def test_small_or_unseen_gradients_are_no_stall(largest: float | None) -> None:
+    """Only what was looked at and is exactly zero."""
+    assert zeros(History(), range(100), largest) == []
+
+
+def test_one_rank_with_zero_gradients_is_no_stall() -> None:
+    """It may be out of batches."""
+    history = History()
+    for number in range(100):
+        told = Round(2, number).closed(gradient_absmax=1.0).record(1, gradient_absmax=0.0)
+        assert found(told, history) == []
+
+
+def test_a_round_with_a_gradient_ends_the_streak() -> None:
+    """And the next streak is a later one."""
+    history = History()
+    assert zeros(history, range(ZERO_ROUNDS - 1)) == []
+    assert zeros(history, range(ZERO_ROUNDS - 1, ZERO_ROUNDS), 1.0) == []
+    assert zeros(history, range(ZERO_ROUNDS, 2 * ZERO_ROUNDS)) == []
+
+
+# --- habits --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("note", sorted(REASONS))
+def test_a_wrong_order_of_calls_is_misuse_told_once(note: str) -> None:
+    """One incident per habit, however many rounds and ranks show it."""
+    world = World(2)
+    for _ in range(30):
+        world.tell(world.round().saw(Phase.MISUSE, note=note))
+    one = world.incident
+    assert (one.rule, one.kind, one.stage, one.severity) == (note, Kind.MISUSE, Stage.OPTIMIZER, Severity.WARNING)
+    assert (one.attribution, one.reason, one.round) == (Attribution.ALL_RANKS, REASONS[note], 0)
+
+
+def test_two_habits_are_two_findings() -> None:
+    """Each with its own reason."""
+    first, second = sorted(REASONS)[:2]
+    told = Round(2, 3).saw(Phase.MISUSE, 1, note=first).saw(Phase.MISUSE, 0, 1, note=second)
+    seen = [(one.verdict.rule, one.verdict.suspect_ranks) for one in judge(told.window(), History())]
+    assert sorted(seen) == [(first, (1,)), (second, (0, 1))]
+
+
+@pytest.mark.xfail(strict=True, reason="habits of one kind and stage on the same ranks are taken for the same fault")
+def test_two_habits_are_two_incidents() -> None:
+    """Clipping scaled gradients and scaling under bfloat16 are two things to mend."""
+    world = World(2)
+    for note in sorted(REASONS)[:2]:
+        world.tell(world.round().saw(Phase.MISUSE, note=note))
+    assert sorted(i.rule for i in world.incidents) == sorted(REASONS)[:2]
+
+
+def test_an_overflown_norm_with_finite_gradients_stalls_training() -> None:
+    """Clipping multiplies the update by zero; seen again, it is the same incident."""
+    world = World(2)
+    for _ in range(3):
+        world.tell(world.round().saw(Phase.CLIP, value=float("inf")))
+    one = world.incident
+    assert (one.rule, one.kind, one.severity) == ("norm_overflow", Kind.STALLED_TRAINING, Severity.WARNING)
+    assert (one.occurrences, one.round) == (3, 0)
+
+
+def test_the_norm_of_nonfinite_gradients_is_no_finding_of_its_own() -> None:
+    """The gradients' own verdict says it."""
+    world = World(2)
+    world.tell(world.round().nan_gradient(1).saw(Phase.CLIP, value=float("nan")))
+    assert world.incident.kind is Kind.NONFINITE_GRADIENT
+
+
+def test_misuse_spoils_no_other_finding() -> None:
+    """A round with a wrong call is still compared."""
+    told = synced(3, {2: {"fingerprint": 12}}).saw(Phase.MISUSE, 0, note="clip_before_unscale")
+    assert [one.verdict.rule for one in found(told)] == ["unequal_results"]
