@@ -66,8 +66,8 @@ class Agent:
             self.channel.start()
         self.send(self._hello())
         guarded = self.health.guarded
-        self.before = guarded("wire", self._maybe_fail("wire", self.ledger.before))
-        self.after = guarded("wire_result", self.ledger.after)
+        self.before = guarded("wire", self._maybe_fail("wire", self.ledger.reductions.before))
+        self.after = guarded("wire_result", self.ledger.reductions.after)
         wire.install(self)
         optimizer.install(self._optimizer_steps, self._optimizer_made, self.health)
         self.scaler.install()

@@ -6,6 +6,7 @@ Owns the path (a directory only this user can enter), who the ranks are, and han
 
 from __future__ import annotations
 
+import atexit
 import re
 import shutil
 import tempfile
@@ -45,6 +46,7 @@ class Downlink:
 
     def __init__(self, context: zmq.SyncContext) -> None:
         self._directory = _private_directory()
+        atexit.register(self._remove_directory)  # for an end that does not come to close()
         self.address = f"ipc://{self._directory / 'relay'}"
         self.socket = context.socket(zmq.ROUTER)
         self.socket.linger = 0
@@ -82,6 +84,10 @@ class Downlink:
     def close(self) -> None:
         """Close the socket and remove the private directory."""
         self.socket.close()
+        self._remove_directory()
+        atexit.unregister(self._remove_directory)
+
+    def _remove_directory(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _remember(self, identity: bytes) -> None:

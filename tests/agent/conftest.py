@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp._fully_shard._fsdp_param_group as param_group
 from watched import Watched
 
 from sentinel_agent import patching, process
@@ -60,7 +61,14 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
     monkeypatch.setattr(process, "_config", None)
     monkeypatch.setattr(process, "_roots", [])
     monkeypatch.setattr(hooks, "_prepared", False)
+    # Names that detach should put back by itself; see test_process.py for those it does not.
+    names = [(dist, "init_process_group"), (param_group, "foreach_reduce")]
+    originals = [(owner, name, getattr(owner, name)) for owner, name in names]
     yield
     process.detach()
     patching.restore()
+    for owner, name, original in originals:
+        setattr(owner, name, original)
+    if "__getstate__" in vars(torch.nn.Module):
+        del torch.nn.Module.__getstate__
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, lazy.AfterImport)]

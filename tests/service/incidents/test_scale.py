@@ -14,7 +14,6 @@ from service.incidents.rounds import World
 from sentinel.wire.messages import Report
 
 LARGE = 16_384
-QUARTER = LARGE // 4
 
 
 def feed_within(seconds: float, world: World, reports: Iterable[Report]) -> float:
@@ -42,21 +41,22 @@ def test_a_healthy_round_of_16384_ranks() -> None:
     assert world.tracker.counts.rounds_checked == 1
 
 
-def test_the_ordinary_fault_of_4096_ranks() -> None:
-    """One rank's NaN is seen by every rank; the round stays within a quarter of the large world's second."""
-    world = large(QUARTER)
-    feed_within(0.25, world, world.round().nan_gradient(1).reports())
+@pytest.mark.xfail(strict=True, reason="window._is_whole walks all evidence for each rank")
+def test_the_ordinary_fault_of_8192_ranks() -> None:
+    """One rank's NaN is seen by every rank; the round stays within half of the large world's second."""
+    world = large(LARGE // 2)
+    feed_within(0.5, world, world.round().nan_gradient(1).reports())
     assert world.incident.suspect_ranks == (1,)
 
 
 @pytest.mark.xfail(
     strict=True, reason="window.of_rank sorts and walks all evidence, and raw_origins asks it of each rank"
 )
-def test_the_worst_fault_of_4096_ranks() -> None:
+def test_the_worst_fault_of_2048_ranks() -> None:
     """Every rank's own gradients are NaN."""
-    world = large(QUARTER)
-    feed_within(0.25, world, world.round().nan_gradient(*range(QUARTER)).reports())
-    assert len(world.incident.suspect_ranks) == QUARTER
+    world = large(LARGE // 8)
+    feed_within(0.2, world, world.round().nan_gradient(*range(LARGE // 8)).reports())
+    assert len(world.incident.suspect_ranks) == LARGE // 8
 
 
 @pytest.mark.xfail(strict=True, reason="every event asks every goodbye, and every goodbye asks every rank")

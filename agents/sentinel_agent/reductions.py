@@ -1,0 +1,180 @@
+"""Every collective that reduces: what it was given, what it returned, whose gradients they were.
+
+Owns the wire tap's listening side. Latches evidence with the ledger; waiting for results is ``pending.py``'s, whose reduction it is
+``roles.py``'s, which parameters are replicated ``replicas.py``'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from sentinel.wire.messages import Check, Collective, Phase, Role
+from sentinel_agent import roles
+from sentinel_agent.check import Checker, local_part
+from sentinel_agent.fingerprint import SMALL, Audit, fingerprint, float_sum, its_turn
+from sentinel_agent.identity import Identity
+from sentinel_agent.pending import Pending
+from sentinel_agent.replicas import Replicas
+from sentinel_agent.rounds import Reduction, Round
+from sentinel_agent.scan import Scan
+from sentinel_agent.taps import fsdp
+from sentinel_agent.taps.wire import Reader, group_of, work_of
+
+
+class RoundKeeper(Protocol):
+    """Where the open round is kept and evidence is latched; ``ledger.Ledger`` is one."""
+
+    round: Round
+
+    def latch(self, phase: Phase, found: Check, reduction: Reduction | None = None) -> None:
+        """Send evidence and remember that the open round has some."""
+
+
+class Reductions:
+    """Listens to the wire tap on behalf of a ledger."""
+
+    def __init__(self, identity: Identity, checker: Checker, scan: Scan, ledger: RoundKeeper) -> None:
+        self._checker = checker
+        self._scan = scan
+        self._ledger = ledger
+        self.layouts = roles.Layouts()
+        self.replicas = Replicas(identity.world_size)
+        self.pending = Pending(self._finish, identity.health)
+
+    def before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reduction | None:
+        """Check what a collective is given."""
+        call = read(args, kwargs)
+        parts = [part for tensor in call.inputs if (part := local_part(tensor)) is not None]
+        if not parts:
+            return None
+        self.learn_layouts()
+        backward = roles.in_backward()
+        who = roles.caller()
+        role = roles.role(
+            parts, who, backward=backward, after_backward=self._ledger.round.backward_ended, layouts=self.layouts
+        )
+        reduce_op = "SUM" if who is roles.Caller.AUTOGRAD else call.reduce_op
+        if reduce_op in ("MIN", "MAX") and role is not Role.SCALAR:
+            role = Role.ACTIVATION
+        found = self._checker.check_parts(parts)
+        if found is None:
+            return None
+        group, ranks = group_of(call.group)
+        reduction = Reduction(
+            op=call.op,
+            group=group,
+            ranks=ranks,
+            index=self._ledger.round.next_index(group),
+            reduce_op=reduce_op,
+            dtype=str(parts[0].dtype).removeprefix("torch."),
+            role=role,
+            wire=found,
+            outputs=call.outputs,
+        )
+        if role is Role.GRADIENT:
+            self._gradient_issued(reduction, parts, who)
+        elif role is Role.ACTIVATION:
+            self._ledger.round.activations += 1
+        if found.nonfinite:
+            self._blame_wire(reduction, parts)
+        reduction.work = (backward, who, call.waits)
+        return None if role is Role.SCALAR else reduction
+
+    def _gradient_issued(self, reduction: Reduction, parts: list[torch.Tensor], who: roles.Caller) -> None:
+        self._ledger.round.dirty = self._ledger.round.synced = True
+        self._ledger.round.weigh(reduction.wire)
+        names = self._names_behind(parts, who)
+        self.replicas.issued(reduction, names)
+        if names and reduction.op.startswith("allreduce") and who is roles.Caller.USER:
+            wanted = set(names)
+            self.replicas.replicate(reduction.group, ((n, p) for n, p in self.layouts.parameters() if n in wanted))
+        if self._audits(reduction) and not reduction.wire.nonfinite:
+            reduction.sum_in = float_sum(parts)
+
+    def _names_behind(self, parts: list[torch.Tensor], who: roles.Caller) -> tuple[str, ...] | None:
+        """Parameters of a gradient collective, where that can be told: FSDP says so, a loop reduces ``.grad`` itself."""
+        sharded = fsdp.current()
+        if sharded is not None:
+            return sharded.names
+        return self.layouts.names_of(parts) if who is roles.Caller.USER and self._ledger.round.backward_ended else None
+
+    def _audits(self, reduction: Reduction) -> bool:
+        """Is it this collective's turn to have its sums compared? Half precisions only while small: their sums are slow."""
+        if reduction.op != "allreduce_" or reduction.reduce_op not in ("SUM", "AVG"):
+            return False
+        if reduction.dtype in ("float16", "bfloat16") and reduction.wire.numel > SMALL:
+            return False
+        return its_turn(reduction.wire.numel, reduction.index, self._ledger.round.number)
+
+    def after(self, reduction: Reduction, result: Any) -> None:
+        """The collective is on its way: see to it that its result is checked before anybody can write to it."""
+        backward, who, waits = reduction.work
+        reduction.work = work_of(result)
+        if waits:
+            self.pending.now(reduction)
+        elif backward and who is roles.Caller.AUTOGRAD:
+            self.pending.at_end_of_backward(reduction)
+        else:
+            self.pending.when_complete(reduction)
+
+    def learn_layouts(self) -> None:
+        """Make sure that the parameters' shapes are known."""
+        if not self.layouts.known:
+            self.layouts.learn(self._scan.naming.parameters())
+
+    def _blame_wire(self, reduction: Reduction, parts: list[torch.Tensor]) -> None:
+        """The wire is nonfinite: whose gradients are, and were they so before the cast?"""
+        if reduction.role in (Role.GRADIENT, Role.DERIVED):
+            raw = self._scan.raw(reduction, parts, self._ledger.round.reduced_storages)
+            reduction.raw, reduction.narrowed = raw.found, raw.narrowed
+            reduction.parameters, reduction.parameters_total = raw.names, raw.total
+        self._ledger.latch(Phase.WIRE, reduction.wire, reduction)
+
+    def _finish(self, reduction: Reduction) -> None:
+        """Check what a collective returned."""
+        parts = [part for tensor in reduction.outputs if (part := local_part(tensor)) is not None]
+        found = self._checker.check_parts(parts)
+        if reduction.role is Role.GRADIENT:
+            self._ledger.round.reduced_storages.update(
+                roles.storage_of(t) for t in reduction.outputs if not t.is_sparse
+            )
+            if found is not None and reduction.op.startswith("allreduce"):
+                self._fingerprint(reduction, parts, found)
+        reduction.outputs = []
+        reduction.work = None
+        reduction.reduced = found
+        if found is not None and found.nonfinite:
+            self._ledger.latch(Phase.REDUCED, found, reduction)
+
+    def _fingerprint(self, reduction: Reduction, parts: list[torch.Tensor], found: Check) -> None:
+        """Note what an all-reduce returned: it must be the same on every rank, and the sum of what they gave."""
+        words = None
+        if its_turn(found.numel, reduction.index, self._ledger.round.number):
+            words = fingerprint(parts)
+        audit = None
+        if reduction.sum_in is not None and not found.nonfinite:
+            total = float_sum(parts)
+            absmax = max(found.absmax, reduction.wire.absmax)
+            audit = Audit(
+                reduction.index, reduction.sum_in, total, found.numel, absmax, reduction.reduce_op, reduction.dtype
+            )
+        self.replicas.returned(reduction, found.absmax, words, audit)
+
+
+def collective_of(reduction: Reduction) -> Collective:
+    """The reduction as it goes on the wire."""
+    return Collective(
+        group=reduction.group,
+        ranks=reduction.ranks,
+        index=reduction.index,
+        op=reduction.op,
+        reduce_op=reduction.reduce_op,
+        dtype=reduction.dtype,
+        role=reduction.role,
+        wire=reduction.wire,
+        reduced=reduction.reduced,
+        raw=reduction.raw,
+        narrowed=reduction.narrowed,
+    )
