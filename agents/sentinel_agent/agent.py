@@ -25,6 +25,7 @@ from sentinel_agent.ledger import Ledger
 from sentinel_agent.naming import Naming, user_name
 from sentinel_agent.patching import restore
 from sentinel_agent.roots import find_roots
+from sentinel_agent.rounds import Round
 from sentinel_agent.scan import Scan
 from sentinel_agent.stopwatch import Stopwatch
 from sentinel_agent.taps import batches, clip, leaving, loss, optimizer, wire
@@ -143,10 +144,10 @@ class Agent:
         if isinstance(norm, torch.Tensor) and norm.device.type == "cpu":
             self.ledger.clipped(float(norm.detach()))
 
-    def _round_closed(self, number: int, step: int, loss_: float | None) -> None:
-        self.evidencing.closed(number, step, loss_)
+    def _round_closed(self, closing: Round, step: int) -> None:
+        self.evidencing.closed(closing, step)
         self.scaler.round_closed()
-        self.window.close_round(number)
+        self.window.close_round(closing.number)
 
     # --- out and back --------------------------------------------------------------------------------------------------
 

@@ -36,45 +36,38 @@ class Evidencing:
         self._naming = naming
         self._send = send
         self._written: set[int] = set()
-        self._steps: dict[int, tuple[int, float | None]] = {}
+        self._closed: dict[int, tuple[Round, int]] = {}
         self._last: int | None = None
         self._lock = threading.Lock()
 
     def suspicious(self, closing: Round, step: int, why: str) -> None:
         """A round with a nonfinite loss or gradient closes on this rank; the optimizer has not stepped yet."""
-        if self._last is not None and closing.number - self._last <= KEPT_ROUNDS and self._state_is_damaged():
-            return  # an echo: the origin is on disk, and this round's state is already lost
+        continues = self._last == closing.number - 1
+        self._last = closing.number
+        if continues or closing.echoes:
+            return  # the origin is on disk already: an echo would only fill the disk
         if len(self._written) >= self._config.max_bundles:
             self._me.health.drops["bundle_limit"] += 1
             return
-        self._last = closing.number
         gradients = [(n, p.grad) for n, p in self._naming.parameters() if p.grad is not None and is_nonfinite(p.grad)]
-        self._write(closing.number, step, f"nonfinite values, closed by {why}", closing.loss, False, gradients)
+        self._write(closing, step, f"nonfinite values, closed by {why}", False, gradients)
 
-    def closed(self, number: int, step: int, loss: float | None) -> None:
-        """Remember step and loss of the last rounds, for requests that come later."""
-        self._steps[number] = (step, loss)
-        self._steps.pop(number - KEPT_ROUNDS, None)
+    def closed(self, closing: Round, step: int) -> None:
+        """Remember the last rounds, for requests that come later."""
+        self._closed[closing.number] = (closing, step)
+        self._closed.pop(closing.number - KEPT_ROUNDS, None)
 
     def requested(self, request: DumpRequest) -> None:
         """The coordinator wants this rank's part of a round it saw nothing wrong in. Runs on the channel's thread."""
         if request.attempt != self._me.attempt or (request.ranks and self._me.rank not in request.ranks):
             return
-        step, loss = self._steps.get(request.round, (request.round, None))
-        self._write(request.round, step, "requested by the coordinator", loss, True, [])
-
-    def _state_is_damaged(self) -> bool:
-        return any(is_nonfinite(parameter) for _, parameter in self._naming.parameters())
+        closing, step = self._closed.get(request.round, (Round(request.round), request.round))
+        self._write(closing, step, "requested by the coordinator", True, [])
 
     def _write(
-        self,
-        number: int,
-        step: int,
-        reason: str,
-        loss: float | None,
-        after: bool,
-        gradients: list[tuple[str, torch.Tensor]],
+        self, closing: Round, step: int, reason: str, after: bool, gradients: list[tuple[str, torch.Tensor]]
     ) -> None:
+        number = closing.number
         with self._lock:
             if number in self._written:
                 return
@@ -92,7 +85,8 @@ class Evidencing:
                 step=step,
                 state_after_step=after,
                 reason=reason,
-                loss=loss,
+                loss=closing.loss,
+                loss_scale=closing.loss_scale,
                 level="stats" if self._config.dump_level == "stats" else "batch",
                 entries=self._window.entries(number),
                 named_parameters=[] if after else parameters,

@@ -22,17 +22,20 @@ from sentinel_agent.reductions import Reductions, collective_of
 from sentinel_agent.replicas import weights_due
 from sentinel_agent.rounds import Reduction, Round
 from sentinel_agent.scan import MAX_NAMES, Scan, Scanned
+from sentinel_agent.state import Damage, State
 
 NO_CHECK = Check(0, 0, 0, 0.0)
 MAX_EVIDENCE = 256
 """Evidence sent per round and rank; one is enough for a verdict, the rest only says how far it spread."""
+MAX_ECHOES = 2
+"""The same where the round began with parameters that were already nonfinite: whatever is seen follows from that."""
 
 
 class Ledger:
     """The open round of this rank, and the history the clock needs.
 
     ``send`` queues a report; ``on_suspicious(round, step, closed_by)`` is called at the close of a round that latched something a
-    scaler does not explain; ``on_closed(round, step, loss)`` at the close of every round.
+    scaler does not explain; ``on_closed(round, step)`` at the close of every round.
     """
 
     def __init__(
@@ -42,11 +45,12 @@ class Ledger:
         scan: Scan,
         send: Callable[[Any], None],
         on_suspicious: Callable[[Round, int, str], None],
-        on_closed: Callable[[int, int, float | None], None],
+        on_closed: Callable[[Round, int], None],
     ) -> None:
         self._me = identity
         self._checker = checker
         self._scan = scan
+        self._state = State(scan)
         self._send = send
         self._on_suspicious = on_suspicious
         self._on_closed = on_closed
@@ -57,7 +61,6 @@ class Ledger:
         self._steps = 0  # closed rounds of the first optimizer
         self._first: weakref.ref[torch.optim.Optimizer] | None = None
         self._lock = threading.Lock()
-        self._loss_scale: float | None = None
 
     # --- losses, forwards, backwards -----------------------------------------------------------------------------------
 
@@ -113,7 +116,7 @@ class Ledger:
         if self._first is None:
             self._first = weakref.ref(optimizer)
         if self.round.dirty:
-            self._loss_scale = scale
+            self.round.loss_scale = scale
             self.close(ClosedBy.SCALER_SKIP if skipped else ClosedBy.OPTIMIZER, optimizer, skipped=skipped)
 
     def leaving(self, note: str) -> None:
@@ -140,19 +143,19 @@ class Ledger:
         closing, step = self.round, self.step_of(optimizer)
         first = self._first() if self._first is not None else None
         unreduced, weights = self._look_at_replicas(closing)
-        params, buffers = self._look_at_state(closing) if closing.suspicious else (None, None)
-        self._report(closing, step, by, skipped, (params, buffers), (unreduced, weights))
+        damage = self._look_at_state(closing)
+        self._report(closing, step, by, skipped, damage, (unreduced, weights))
         if self._worth_keeping(closing, skipped):
             self._on_suspicious(closing, step, by.value)
         if optimizer is None or first is None or optimizer is first:
             self._steps += 1
-        self._on_closed(closing.number, step, closing.loss)
+        self._on_closed(closing, step)
         self.round = Round(
             closing.number + 1,
             checked_before=self._checker.count,
             seconds_before=self._me.health.stopwatch.seconds,
+            echoes=damage.parameters,
         )
-        self._loss_scale = None
 
     def _look_at_replicas(self, closing: Round) -> tuple[list[str], tuple[Weights, ...]]:
         """In some rounds: which gradients nobody reduced, and fingerprints of the weights they will be applied to."""
@@ -162,23 +165,21 @@ class Ledger:
         wanted = set(unreduced)
         return unreduced, self.replicas.weights((n, p) for n, p in self.layouts.parameters() if n in wanted)
 
-    def _look_at_state(self, closing: Round) -> tuple[bool, bool]:
-        """Were parameters or buffers already nonfinite? Also: what do the gradients that will be applied look like?"""
-        if closing.derived_nonfinite and not closing.gradient_nonfinite:
+    def _look_at_state(self, closing: Round) -> Damage:
+        """Were parameters or buffers already nonfinite? And which gradients would be applied, if any of them is?"""
+        if closing.derived_nonfinite or closing.gradient_nonfinite:
             applied = self._scan.gradients()
             if applied.nonfinite:
                 self.latch(Phase.APPLIED, applied.found, parameters=applied.names, total=applied.total)
-        params = self._scan.parameters()
-        if params.nonfinite:
-            self.latch(Phase.PARAMS, params.found, parameters=params.names, total=params.total)
-        buffers = self._scan.buffers()
-        if buffers.nonfinite:
-            self.latch(Phase.BUFFERS, buffers.found, parameters=buffers.names, total=buffers.total)
-        return params.nonfinite, buffers.nonfinite
+        damage = self._state.look(suspicious=closing.suspicious)
+        for phase, news in ((Phase.PARAMS, damage.parameter_news), (Phase.BUFFERS, damage.buffer_news)):
+            if news is not None:
+                self.latch(phase, news.found, parameters=news.names, total=news.total)
+        return damage
 
     def _worth_keeping(self, closing: Round, skipped: bool) -> bool:
         """A dump is for rounds with a nonfinite loss or gradient, but not for a scaler's ordinary skip (finite loss)."""
-        if skipped and self._loss_scale is not None and not closing.loss_nonfinite:
+        if skipped and closing.loss_scale is not None and not closing.loss_nonfinite:
             return False
         return closing.loss_nonfinite or closing.gradient_nonfinite or closing.derived_nonfinite
 
@@ -188,7 +189,7 @@ class Ledger:
         step: int,
         by: ClosedBy,
         skipped: bool,
-        damaged: tuple[bool | None, bool | None],
+        damage: Damage,
         replicas: tuple[list[str], tuple[Weights, ...]],
     ) -> None:
         unreduced, weights = replicas
@@ -203,10 +204,10 @@ class Ledger:
                 evidence=closing.evidence,
                 checks=self._checker.count - closing.checked_before,
                 loss=closing.loss,
-                loss_scale=self._loss_scale,
+                loss_scale=closing.loss_scale,
                 skipped=skipped,
-                params_nonfinite=damaged[0],
-                buffers_nonfinite=damaged[1],
+                params_nonfinite=damage.parameters,
+                buffers_nonfinite=damage.buffers,
                 check_seconds=self._me.health.stopwatch.seconds - closing.seconds_before,
                 backwards=closing.backwards,
                 activations=closing.activations,
@@ -236,8 +237,9 @@ class Ledger:
             if reduction is not None and phase in (Phase.WIRE, Phase.REDUCED):
                 current.gradient_nonfinite |= reduction.role is Role.GRADIENT
                 current.derived_nonfinite |= reduction.role is Role.DERIVED
-            if current.evidence >= MAX_EVIDENCE:
-                self._me.health.drops["evidence_over_limit"] += 1
+            if current.evidence >= (MAX_ECHOES if current.echoes else MAX_EVIDENCE):
+                if not current.echoes:
+                    self._me.health.drops["evidence_over_limit"] += 1
                 return
             order, current.evidence = current.evidence, current.evidence + 1
         self._send(

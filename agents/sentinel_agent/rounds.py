@@ -45,10 +45,12 @@ class Round:
     synced: bool = False
     backward_ended: bool = False
     loss: float | None = None
+    loss_scale: float | None = None
     loss_nonfinite: bool = False
     gradient_nonfinite: bool = False
     derived_nonfinite: bool = False
     evidence: int = 0
+    echoes: bool = False  # it begins with parameters known to be nonfinite
     backwards: int = 0
     activations: int = 0
     gradient_absmax: float | None = None

@@ -20,7 +20,8 @@ from sentinel_agent.rounds import Reduction
 from sentinel_agent.taps import fsdp
 
 MAX_NAMES = 32
-SAMPLED_GRADIENTS = 4
+MAX_BUFFERS = 256
+SMALL_BUFFER = 65536  # elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Scan:
         self.naming = naming
         self._sampled: list[tuple[weakref.ref[torch.Tensor], int, int]] = []
         self._finite_at_start: set[str] | None = None
+        self._small_buffers: list[weakref.ref[torch.Tensor]] = []
 
     def start(self) -> Scanned:
         """Parameters before the first forward. Infinity in a parameter that is not trained may be meant (a mask): NaN never is."""
@@ -65,9 +67,20 @@ class Scan:
         return _look(now)
 
     def remember_buffers(self) -> None:
-        """Note which buffers are finite before the training begins."""
-        parts = ((name, local_part(buffer)) for name, buffer in self.naming.buffers())
-        self._finite_at_start = {name for name, part in parts if part is not None and not check_one(part).nonfinite}
+        """Note which buffers are finite before the training begins, and which of those are small enough to look at every round."""
+        named = [(name, part) for name, buffer in self.naming.buffers() if (part := local_part(buffer)) is not None]
+        finite = [(name, part) for name, part in named if not check_one(part).nonfinite]
+        self._finite_at_start = {name for name, _ in finite}
+        self._small_buffers = [
+            weakref.ref(b) for n, b in self.naming.buffers() if n in self._finite_at_start and _is_small(b)
+        ]
+
+    def buffers_look_finite(self) -> bool:
+        """One cheap look at the small buffers (BatchNorm statistics): False if any might be nonfinite. Host memory only."""
+        alive = [buffer for ref in self._small_buffers[:MAX_BUFFERS] if (buffer := ref()) is not None]
+        if not alive:
+            return True
+        return bool(torch.isfinite(torch.stack(torch._foreach_norm(alive)).sum()))
 
     def gradients(self) -> Scanned:
         """Every ``.grad`` as it is now."""
@@ -106,6 +119,11 @@ def local_part_size(tensor: Any) -> int:
     """Bytes of one element of the tensor's local part, 0 if it cannot be checked."""
     part = local_part(tensor)
     return part.element_size() if part is not None else 0
+
+
+def _is_small(buffer: torch.Tensor) -> bool:
+    plain = type(buffer) is torch.Tensor and buffer.dtype in (torch.float32, torch.float64)
+    return plain and buffer.device.type == "cpu" and buffer.numel() <= SMALL_BUFFER
 
 
 def _is_cleared(parameter: torch.Tensor, version: int) -> bool:

@@ -147,7 +147,7 @@ class Intake:
     def _end(self, run: Run, now: float) -> None:
         self._feed(run, [RunEnded()], now)
         self._journal.write(LogEnded(run.run_id, now))
-        run.ended = True
+        run.end(now)
 
     def _write_counts(self) -> None:
         for run in self.runs.values():

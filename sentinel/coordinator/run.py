@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sentinel.coordinator.admission import Inbound, NotAdmitted, Rejection
+from sentinel.coordinator.progress import Progress
 from sentinel.coordinator.totals import Totals
 from sentinel.incidents.events import Command, Event, Received
 from sentinel.incidents.tracker import Tracker
@@ -53,6 +54,8 @@ class Run:
         self.ended = False
         self.tracker = Tracker(run_id)
         self.totals = Totals()
+        self.progress = Progress()
+        self.ended_at = 0.0
         self.routes: dict[bytes, Route] = {}
         self.commands: deque[OpenCommand] = deque(maxlen=MAX_OPEN_COMMANDS)
         self._expected = 0
@@ -82,6 +85,8 @@ class Run:
         commands = self.tracker.handle(event, now)
         self.totals.classify_seconds += time.perf_counter() - started
         self.totals.classify_calls += 1
+        if isinstance(event, Received):
+            self.progress.note(event.report, self.tracker.world_size)
         return commands
 
     def _note(self, report: Report, now: float) -> None:
@@ -97,6 +102,11 @@ class Run:
         """True once every node heard of has ended and nothing came for a while, or nothing came for very long."""
         all_ended = bool(self._nodes) and all(attempt is not None for attempt in self._nodes.values())
         return now - self.touched_at > (END_AFTER_SECONDS if all_ended else RUN_IDLE_SECONDS)
+
+    def end(self, now: float) -> None:
+        """No more reports are expected."""
+        self.ended = True
+        self.ended_at = now
 
     def reopen(self) -> None:
         """Reports came after the end: the job was restarted."""

@@ -3,8 +3,8 @@
 Owns the rules of DESIGN.md section 3 for one round. Pure: a view of the round in, a verdict (or a named reason for none) out.
 Incidents, echoes and deadlines are ``tracker.py``'s.
 
-Rules still to come have their place marked in ``RULES``: finite failures (9-11, 14-16), buffers (13), audit (17), misuse (18)
-and silent ranks (19).
+Finite failures (9-11, 14-16) are ``comparisons.py``'s, wrong use (18) ``habits.py``'s. Still to come: the audit (17) and silent
+ranks (19).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class View:
     world: tuple[int, ...]
     missing: tuple[int, ...]
     scaler: ScalerHistory
+    losses_grew: bool = False
 
     @property
     def losses(self) -> list[Evidence]:
@@ -173,7 +174,7 @@ def loss_only(view: View) -> Outcome | None:
         Kind.NONFINITE_LOSS,
         Stage.FORWARD,
         seen,
-        Cause.DATA if len(_ranks(seen)) < len(view.world) else Cause.NUMERICS,
+        Cause.DATA if len(_ranks(seen)) < len(view.world) else _shared_cause(view),
         f"the loss was nonfinite on {rank_list(_ranks(seen))}, {where}",
         severity=Severity.WARNING,
     )
@@ -184,7 +185,7 @@ def wire_value(view: View) -> Outcome | None:
     seen = blame.wire_origins(view.window)
     if not seen or not _confirmed_gradients(view):
         return None
-    first = seen[0].collective
+    first, named = seen[0].collective, [e for e in seen if e.parameters] or view.window.of_phase(Phase.APPLIED)
     between = first is not None and not first.narrowed and first.index > 0
     made = (
         "between two collectives of the same reduction, from finite results of the first"
@@ -198,7 +199,7 @@ def wire_value(view: View) -> Outcome | None:
         Stage.BETWEEN_COLLECTIVES if between else Stage.WIRE_CAST,
         seen,
         Cause.COMMUNICATION,
-        f"gradients of {rank_list(_ranks(seen))} were finite, but became nonfinite {made} ({_names(seen)})",
+        f"gradients of {rank_list(_ranks(seen))} were finite, but became nonfinite {made} ({_names(named)})",
     )
 
 
@@ -265,6 +266,23 @@ def _incomplete(view: View, first: Evidence, unknown: tuple[int, ...]) -> Verdic
     )
 
 
+def buffers(view: View) -> Outcome | None:
+    """Rule 13: BatchNorm statistics or other buffers became nonfinite, while losses and gradients did not."""
+    seen = view.window.of_phase(Phase.BUFFERS)
+    if not seen:
+        return None
+    return _verdict(
+        view,
+        "buffers",
+        Kind.NONFINITE_BUFFERS,
+        Stage.FORWARD,
+        seen,
+        Cause.DATA,
+        f"buffers of {rank_list(_ranks(seen))} became nonfinite in this round's forward ({_names(seen)}), "
+        "though loss and gradients stayed finite: evaluation with them will not be",
+    )
+
+
 RULES: tuple[Rule, ...] = (
     scaler_search,
     parameters_at_start,
@@ -274,6 +292,7 @@ RULES: tuple[Rule, ...] = (
     wire_value,
     reduced_value,
     loss_only,
+    buffers,
 )
 
 
@@ -301,7 +320,7 @@ def _verdict(
         severity=severity,
         cause=cause,
         reason=reason + missing,
-        parameters=parameters_of(seen),
+        parameters=parameters_of(seen) or parameters_of(view.window.of_phase(Phase.APPLIED)),
         missing_ranks=view.missing,
         findings=findings(view.window, ranks),
     )
@@ -310,7 +329,14 @@ def _verdict(
 def _cause_of_raw(view: View, origins: tuple[int, ...], loss_nonfinite: bool) -> Cause:
     """Best first reading: one rank's loss alone points at its batch, all ranks at once at the arithmetic they share."""
     alone = len(origins) < len(view.world)
-    return Cause.DATA if alone and loss_nonfinite else Cause.NUMERICS
+    if alone:
+        return Cause.DATA if loss_nonfinite else Cause.NUMERICS
+    return _shared_cause(view)
+
+
+def _shared_cause(view: View) -> Cause:
+    """All ranks at once: a loss that had been growing out of bounds points at the optimization, else at the arithmetic."""
+    return Cause.OPTIMIZATION if view.losses_grew else Cause.NUMERICS
 
 
 def _confirmed_gradients(view: View) -> bool:

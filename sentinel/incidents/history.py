@@ -5,10 +5,16 @@ Owns the memory between rounds of one attempt. The comparisons that use it are `
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass, field
 
 from sentinel.incidents.window import RoundWindow
 from sentinel.wire.messages import RoundClosed
+
+LOSSES = 32
+GROWTH = 1e3
+"""Growth of the loss within ``LOSSES`` rounds that healthy training does not show."""
 
 
 @dataclass(slots=True)
@@ -61,6 +67,18 @@ class History:
     zero_gradients: Streak = field(default_factory=Streak)
     skips: Streak = field(default_factory=Streak)
     sees_activations: bool = False
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES))
+
+    def note_loss(self, window: RoundWindow) -> None:
+        """Remember the round's largest finite loss magnitude."""
+        seen = [abs(c.loss) for c in window.closed.values() if c.loss is not None and math.isfinite(c.loss)]
+        if seen:
+            self.losses.append(max(seen))
+
+    @property
+    def losses_grew(self) -> bool:
+        """The last finite losses had grown a thousandfold over the smallest of the rounds before."""
+        return len(self.losses) >= 3 and self.losses[-1] > GROWTH * max(min(self.losses), 1e-6)
 
     def learn_groups(self, window: RoundWindow) -> None:
         """Remember whose ranks a group's are; they are sent once."""

@@ -6,13 +6,12 @@ What the verdict is, ``classify.py`` decides; which parts make a bundle, ``gathe
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from sentinel.incidents import habits
 from sentinel.incidents.classify import Quiet, View, classify
 from sentinel.incidents.comparisons import at_end, compare
+from sentinel.incidents.counts import TrackerCounts
 from sentinel.incidents.events import Command, Event, Expect, Received, Release, RunEnded, SaveIncident, Tick
 from sentinel.incidents.finding import Finding
 from sentinel.incidents.gathering import Gathering
@@ -32,40 +31,12 @@ SAME_FAULT_ROUNDS = 10
 """The same kind and stage on an overlapping set of ranks within this many rounds is the same fault, seen again."""
 RESOLVE_ROUNDS = 20
 """An incident is resolved after this many rounds in a row without evidence."""
+SAVE_SECONDS = 1.0
+"""A fault that is seen in every round is saved this often."""
 MAX_WINDOWS = 256
 """Open windows kept; the oldest healthy one is given up first, and counted."""
 KEPT_JUDGED = 16
 """Judged rounds kept, so that reports that come late can still correct their verdict."""
-
-
-@dataclass(slots=True)
-class TrackerCounts:
-    """Totals for metrics. ``quiet`` counts rounds with evidence and no incident, by named reason."""
-
-    reports: int = 0
-    rounds_checked: int = 0
-    windows_given_up: int = 0
-    quiet: Counter[str] = field(default_factory=Counter)
-    reported: dict[tuple[int, int], Counted] = field(default_factory=dict)
-
-    @property
-    def benign_skips(self) -> int:
-        """Rounds that the GradScaler skipped as its search for a scale explains."""
-        return self.quiet[Quiet.SCALER_SEARCH]
-
-    def drops(self) -> Counter[str]:
-        """What agents and relays dropped, by reason, over all of them."""
-        total: Counter[str] = Counter()
-        for report in self.reported.values():
-            total.update(report.drops)
-        return total
-
-    def faults(self) -> Counter[str]:
-        """What agents and relays swallowed, by reason, over all of them."""
-        total: Counter[str] = Counter()
-        for report in self.reported.values():
-            total.update(report.faults)
-        return total
 
 
 class Tracker:
@@ -83,6 +54,9 @@ class Tracker:
         self._gathering = Gathering()
         self._goodbyes: dict[int, tuple[Goodbye, float]] = {}
         self._healthy_in_a_row = 0
+        self._saved_at: dict[str, float] = {}
+        self._unsaved: set[str] = set()
+        self._over = False
 
     @property
     def world_size(self) -> int:
@@ -108,7 +82,9 @@ class Tracker:
         ended = isinstance(event, RunEnded)
         commands = self._judge_ready(now, ended)
         if ended:
+            self._over = True
             commands += self._confirm_at_end(now)
+        commands += self._save_rest(now)
         commands += self._gathering.commit_ready(now, self.world_size, ended)
         commands += self._attach_bundles(now, commands)
         return commands + self._release_ready(now)
@@ -183,7 +159,9 @@ class Tracker:
     def _healthy(self, window: RoundWindow, now: float) -> list[Command]:
         self.counts.rounds_checked += 1
         self._note_scaler(window)
-        commands = self._open_all(compare(window, self._history(window.attempt)), window, now)
+        history = self._history(window.attempt)
+        history.note_loss(window)
+        commands = self._open_all(compare(window, history), window, now)
         if not commands:
             self._healthy_in_a_row += 1
         if self._healthy_in_a_row < RESOLVE_ROUNDS:
@@ -203,7 +181,7 @@ class Tracker:
         """A finding opens an incident, unless it is the same fault seen again."""
         self._healthy_in_a_row = 0
         same = self._same_fault(finding.verdict, window)
-        return [self._seen_again(same, window, now)] if same is not None else self._open(finding, window, now)
+        return self._seen_again(same, window, now) if same is not None else self._open(finding, window, now)
 
     def _note_scaler(self, window: RoundWindow) -> None:
         if window.closed:
@@ -220,7 +198,7 @@ class Tracker:
         echoed = self._echo_of(window)
         commands: list[Command] = []
         if echoed is not None:
-            commands.append(self._seen_again(echoed, window, now))
+            commands += self._seen_again(echoed, window, now)
         else:
             outcome = self._outcome(window, missing)
             commands += self._act_on(outcome, window, now)
@@ -230,11 +208,14 @@ class Tracker:
         if not missing:
             commands += self._open_all(compare(window, history), window, now)
         self._note_scaler(window)
+        history.note_loss(window)
         self._remember(key, window, opened)
         return commands
 
     def _outcome(self, window: RoundWindow, missing: tuple[int, ...]) -> Verdict | Quiet:
-        return classify(View(window, self._world(window), missing, self._scaler(window.attempt)))
+        history = self._history(window.attempt)
+        scaler = self._scaler(window.attempt)
+        return classify(View(window, self._world(window), missing, scaler, history.losses_grew))
 
     def _act_on(self, outcome: Verdict | Quiet, window: RoundWindow, now: float) -> list[Command]:
         if isinstance(outcome, Quiet):
@@ -314,18 +295,29 @@ class Tracker:
         changes = {name: getattr(verdict, name) for name in _COPIED}
         return self._save(incident.model_copy(update={**changes, "state": State.UPDATED, "updated_at": utc(now)}))
 
-    def _seen_again(self, incident: Incident, window: RoundWindow, now: float) -> SaveIncident:
+    def _seen_again(self, incident: Incident, window: RoundWindow, now: float) -> list[Command]:
+        """The same fault once more. It is saved at 2, 4, 8, … occurrences and once a second, so that a run that trains on
+        with NaN weights for days does not write every round."""
         self._healthy_in_a_row = 0
-        return self._save(
-            incident.model_copy(
-                update={
-                    "occurrences": incident.occurrences + 1,
-                    "last_round": max(window.round, incident.last_round),
-                    "state": State.UPDATED,
-                    "updated_at": utc(now),
-                }
-            )
+        seen = incident.model_copy(
+            update={
+                "occurrences": incident.occurrences + 1,
+                "last_round": max(window.round, incident.last_round),
+                "state": State.UPDATED,
+                "updated_at": utc(now),
+            }
         )
+        self.incidents[incident.id] = seen
+        often = seen.occurrences & (seen.occurrences - 1)
+        if often and now - self._saved_at.get(incident.id, 0.0) < SAVE_SECONDS:
+            self._unsaved.add(incident.id)
+            return []
+        return [self._save(seen, now=now)]
+
+    def _save_rest(self, now: float) -> list[Command]:
+        """Occurrences that were counted and not saved yet."""
+        late = [i for i in sorted(self._unsaved) if now - self._saved_at.get(i, 0.0) >= SAVE_SECONDS or self._over]
+        return [self._save(self.incidents[i], now=now) for i in late]
 
     def _attach_bundles(self, now: float, commands: list[Command]) -> list[Command]:
         """Incidents whose bundle was just committed learn its path."""
@@ -335,8 +327,10 @@ class Tracker:
                 saved.append(self._save(incident.model_copy(update={"bundle": bundle, "updated_at": utc(now)})))
         return saved
 
-    def _save(self, incident: Incident, *, is_new: bool = False) -> SaveIncident:
+    def _save(self, incident: Incident, *, is_new: bool = False, now: float = 0.0) -> SaveIncident:
         self.incidents[incident.id] = incident
+        self._saved_at[incident.id] = now
+        self._unsaved.discard(incident.id)
         return SaveIncident(incident, is_new)
 
     def _release_ready(self, now: float) -> list[Command]:

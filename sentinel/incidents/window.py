@@ -34,12 +34,14 @@ class RoundWindow:
 
     @property
     def has_evidence(self) -> bool:
-        """True if any rank saw something nonfinite in this round."""
-        return bool(self._evidence)
+        """True if any rank saw something in this round, or began it with parameters known to be nonfinite."""
+        return bool(self._evidence) or any(c.params_nonfinite for c in self.closed.values())
 
     @property
     def has_nonfinite(self) -> bool:
         """True if any rank saw a nonfinite value (a wrong call or a clipped norm is evidence too, but of something else)."""
+        if any(c.params_nonfinite for c in self.closed.values()):
+            return True
         return any(e.phase not in (Phase.CLIP, Phase.MISUSE, Phase.EXIT) for e in self._evidence.values())
 
     @property

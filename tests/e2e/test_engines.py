@@ -63,7 +63,7 @@ DATED = [pytest.param(*one, id=name) for name, one in CASES.items() if name != "
 
 @pytest.mark.parametrize(("case", "fault"), DATED)
 def test_the_fault_is_named(ran: Ran, fault: Fault) -> None:
-    """Exactly one incident, with the kind, stage, ranks, attribution and step of what was planted; the training ends as it would."""
+    """Exactly one incident, with the kind, stage, ranks, attribution and step of what was planted."""
     assert ran.exit_code == 0, ran.said
     found = [
         Fault(i["kind"], i["stage"], tuple(i["suspect_ranks"]), i["attribution"], i["step"]) for i in ran.incidents

@@ -1,7 +1,7 @@
 """What the training scripts here have in common: a process group, batches, a small network, a planted NaN, an ending.
 
 Plain PyTorch: nothing here or in the scripts knows of Sentinel. A script holds several trainings, one for each function; the
-first argument names the one to run.
+arguments name those to run.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ def begin() -> tuple[int, int]:
 
 
 def main(trainings: dict[str, Any]) -> None:
-    """Run the training that the first argument names, from the script's globals."""
+    """Run the trainings that the arguments name, one after another, from the script's globals."""
     begin()
-    trainings[sys.argv[1]]()
+    for name in sys.argv[1:]:
+        torch.manual_seed(0)
+        trainings[name]()
     dist.destroy_process_group()
 
 
@@ -111,11 +113,11 @@ def say(word: str, what: object) -> None:
     sys.stdout.flush()
 
 
-def say_digest(tensors: Iterable[torch.Tensor], losses: Iterable[float]) -> None:
+def say_digest(name: str, tensors: Iterable[torch.Tensor], losses: Iterable[float]) -> None:
     """SHA-256 over the bits of all parameters and losses: equal only if the training was bit for bit the same."""
     digest = hashlib.sha256()
     for tensor in tensors:
         local = getattr(tensor, "_local_tensor", tensor)
         digest.update(local.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     digest.update(repr([loss.hex() for loss in losses]).encode())
-    say("digest", digest.hexdigest())
+    say(name, digest.hexdigest())

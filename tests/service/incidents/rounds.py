@@ -13,12 +13,12 @@ from typing import Any, Self
 
 import msgspec
 
-from sentinel.incidents.classify import View
+from sentinel.incidents.classify import View, classify
 from sentinel.incidents.comparisons import compare
 from sentinel.incidents.events import Command, Event, Expect, Received, SaveIncident, Tick
 from sentinel.incidents.finding import Finding
 from sentinel.incidents.history import History
-from sentinel.incidents.model import Incident
+from sentinel.incidents.model import Incident, Verdict
 from sentinel.incidents.scaler import ScalerHistory
 from sentinel.incidents.tracker import Tracker
 from sentinel.incidents.window import RoundWindow
@@ -230,6 +230,13 @@ def only(findings: list[Finding]) -> Finding:
     """The only finding."""
     (one,) = findings
     return one
+
+
+def verdict_of(told: Round, scaler: ScalerHistory | None = None) -> Verdict:
+    """The verdict of a round that must have one."""
+    outcome = classify(told.view(scaler))
+    assert isinstance(outcome, Verdict), outcome
+    return outcome
 
 
 @dataclasses.dataclass

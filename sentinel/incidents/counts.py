@@ -1,0 +1,42 @@
+"""Totals of a run that metrics show.
+
+Owns the sums, not their names outside.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from sentinel.incidents.classify import Quiet
+from sentinel.wire.messages import Counted
+
+
+@dataclass(slots=True)
+class TrackerCounts:
+    """Totals for metrics. ``quiet`` counts rounds with evidence and no incident, by named reason."""
+
+    reports: int = 0
+    rounds_checked: int = 0
+    windows_given_up: int = 0
+    quiet: Counter[str] = field(default_factory=Counter)
+    reported: dict[tuple[int, int], Counted] = field(default_factory=dict)
+
+    @property
+    def benign_skips(self) -> int:
+        """Rounds that the GradScaler skipped as its search for a scale explains."""
+        return self.quiet[Quiet.SCALER_SEARCH]
+
+    def drops(self) -> Counter[str]:
+        """What agents and relays dropped, by reason, over all of them."""
+        total: Counter[str] = Counter()
+        for report in self.reported.values():
+            total.update(report.drops)
+        return total
+
+    def faults(self) -> Counter[str]:
+        """What agents and relays swallowed, by reason, over all of them."""
+        total: Counter[str] = Counter()
+        for report in self.reported.values():
+            total.update(report.faults)
+        return total

@@ -1,0 +1,33 @@
+"""A rank that leaves in the round in which it met NaN, in whatever way: the incident names the rank and the step all the same."""
+
+from __future__ import annotations
+
+import pytest
+from training_run import Case, Ran
+
+pytestmark = pytest.mark.e2e
+
+LOSS = ("nonfinite_loss", "forward", (1,), 3)
+GRADIENT = ("nonfinite_gradient", "pre_reduce", (1,), 3)
+EXPECTED = {
+    "sys_exit": (1, LOSS),
+    "system_exit": (1, LOSS),
+    "runtime_error": (1, LOSS),
+    "break_out": (0, LOSS),
+    "error_in_clipping": (1, GRADIENT),
+    "killed_by_sigterm": (1, GRADIENT),
+    "killed_by_sigkill": (1, GRADIENT),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "verdict"),
+    [pytest.param(Case("leaving.py", (name,)), *expected, id=name) for name, expected in EXPECTED.items()],
+)
+def test_the_last_round_is_judged(ran: Ran, code: int, verdict: tuple[object, ...]) -> None:
+    """The exit code is the job's own, and the only incident has the right kind, stage, rank and step."""
+    assert ran.exit_code == code, ran.said
+    assert ran.brief == [verdict], ran.said
+    assert not ran.faults
+    assert "sentinel: 1 incident" in ran.stderr
+    assert "at step 3" in ran.stderr.lower()
