@@ -44,7 +44,7 @@ def exit_codes() -> str:
 
 def metrics() -> str:
     """Every metric that a coordinator serves."""
-    from sentinel.coordinator.metrics import METRICS
+    from sentinel.coordinator.metric_table import METRICS
 
     suffixes = {"counter": "_total", "info": "_info"}
     rows = []

@@ -19,7 +19,7 @@ from sentinel_agent.agent import Agent
 from sentinel_agent.config import AgentConfig
 
 SITE = Path(__file__).parents[1] / "agents" / "sentinel_agent" / "inject" / "site"
-PROCESS_SECONDS = 60.0
+PROCESS_SECONDS = 100.0
 
 
 @dataclass

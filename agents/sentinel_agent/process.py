@@ -83,6 +83,15 @@ def root_made(module: Any) -> None:
         _roots.append(module)
 
 
+def stand_in(agent: Any) -> None:
+    """Let ``agent`` (a replay's session) hear what this process's agent would: roots that are made, FSDP's gradients."""
+    global _agent
+    _agent = agent
+    for root in _roots:
+        agent.root_made(root)
+    _roots.clear()
+
+
 def current() -> Agent | None:
     """This process's agent, if it runs."""
     return _agent

@@ -9,6 +9,7 @@ their parts with ``sentinel_agent/dump.py``.
     bundles/a0-r000003/rank-00001/parameters.safetensors  parameters and buffers before the step, by qualified name
     bundles/a0-r000003/rank-00001/rng.safetensors         RNG states at each micro-batch, named b<i>.<generator>
     bundles/a0-r000003/rank-00001/gradients.safetensors   gradients found nonfinite on this rank, by qualified name
+    bundles/a0-r000003/replay-rank-00001.json             not of the bundle: what a replay found (``replayed.py``)
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class Environment(_Record):
     pid: int
     git_commit: str | None = None
     variables: dict[str, str] = Field(default_factory=dict, description="redacted: only names known to be harmless")
+    module: str | None = Field(default=None, description="package.module if it was started with python -m")
 
 
 class PartHeader(_Record):
@@ -103,6 +105,9 @@ class PartHeader(_Record):
     parameter_statistics: tuple[TensorStatistics, ...] = ()
     gradient_statistics: tuple[TensorStatistics, ...] = ()
     environment: Environment
+    raw_gradients: tuple[str, ...] = Field(
+        default=(), description="names in the gradients file that were cloned before any reduction wrote them"
+    )
 
 
 class FileEntry(_Record):

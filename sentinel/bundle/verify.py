@@ -24,6 +24,7 @@ from sentinel.bundle.paths import (
     rank_of_directory,
 )
 from sentinel.bundle.reader import bundle_directory, read_manifest
+from sentinel.bundle.replayed import is_replay_file
 
 
 class ProblemKind(StrEnum):
@@ -100,7 +101,7 @@ def _extra(bundle: int, manifest: Manifest) -> list[Problem]:
     committed_parts = {part_directory(part.rank) for part in manifest.parts if part.complete and not part.remote}
     problems = []
     for name in entries(bundle):
-        if name == MANIFEST_FILE or name.startswith("."):  # a dot marks a write in progress
+        if name == MANIFEST_FILE or name.startswith(".") or is_replay_file(name):  # a dot marks a write in progress
             continue
         if kind_of(name, bundle) != "directory" or name not in committed_parts:
             problems.append(Problem(printable(name), ProblemKind.EXTRA, "not in the manifest"))

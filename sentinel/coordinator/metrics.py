@@ -1,14 +1,13 @@
-"""Prometheus metrics: a custom collector that reads the truth at scrape, and the table of all series it yields.
+"""Prometheus metrics: a custom collector that reads the truth at scrape.
 
-Owns names, labels and help texts. Counts nothing itself. The number of series does not depend on the number of ranks: rank,
-step and parameter belong in the incident, never in a label.
+Owns how values become series, and the cleaning of what peers name. Counts nothing itself; names and helps are in
+``metric_table.py``. The number of series does not depend on the number of ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -24,6 +23,7 @@ from prometheus_client.registry import Collector
 from sentinel import __version__
 from sentinel.coordinator.admission import REJECTION_REASONS
 from sentinel.coordinator.faults import Fault
+from sentinel.coordinator.metric_table import SPECS
 from sentinel.coordinator.snapshot import RunSnapshot, Snapshot
 from sentinel.coordinator.totals import DUMP_BUCKETS_SECONDS, DumpFailure
 from sentinel.incidents.model import Kind, Severity
@@ -31,69 +31,9 @@ from sentinel.incidents.roster import RankCondition
 from sentinel.wire.codec import PROTOCOL
 
 MAX_LABEL_CHARACTERS = 128
+ENDED_SHOWN_SECONDS = 900.0
 MAX_REASONS = 24
 """Reasons that peers name are open-ended; beyond this many the rest is summed up as ``other``."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricSpec:
-    """One metric as documentation shows it. ``name`` is the family's, without the suffix that a scrape shows."""
-
-    name: str
-    type: str
-    labels: tuple[str, ...]
-    help: str
-
-    @property
-    def exposed_name(self) -> str:
-        """The name to query: counters end in ``_total``, infos in ``_info``."""
-        return self.name + {"counter": "_total", "info": "_info"}.get(self.type, "")
-
-
-METRICS: tuple[MetricSpec, ...] = (
-    MetricSpec(
-        "sentinel_build", "info", ("version", "protocol"), "Version of this coordinator and of the wire protocol."
-    ),
-    MetricSpec("sentinel_incidents", "counter", ("job_id", "kind"), "Incidents opened, by kind of fault."),
-    MetricSpec("sentinel_incidents_open", "gauge", ("job_id", "severity"), "Incidents not resolved, by severity."),
-    MetricSpec("sentinel_agents", "gauge", ("job_id", "state"), "Ranks of the newest attempt, by state."),
-    MetricSpec("sentinel_agents_expected", "gauge", ("job_id",), "World size of the run; 0 while unknown."),
-    MetricSpec("sentinel_relays", "gauge", ("job_id",), "Connections of node relays heard of lately."),
-    MetricSpec("sentinel_rounds_checked", "counter", ("job_id",), "Gradient synchronisations judged over all ranks."),
-    MetricSpec(
-        "sentinel_benign_skips", "counter", ("job_id",), "Rounds a GradScaler skipped in its search for a scale."
-    ),
-    MetricSpec("sentinel_reports_received", "counter", ("job_id",), "Reports of ranks and relays taken in."),
-    MetricSpec(
-        "sentinel_reports_dropped",
-        "counter",
-        ("job_id", "reason"),
-        "Reports that agents and relays dropped, by reason.",
-    ),
-    MetricSpec(
-        "sentinel_agent_faults", "counter", ("job_id", "reason"), "Faults agents and relays swallowed, by reason."
-    ),
-    MetricSpec("sentinel_last_report_timestamp_seconds", "gauge", ("job_id",), "When the last report came; 0 before."),
-    MetricSpec("sentinel_check_duration_seconds", "summary", ("job_id",), "Time a rank spent on checks in one round."),
-    MetricSpec("sentinel_classify_duration_seconds", "summary", ("job_id",), "Time the core spent on one event."),
-    MetricSpec("sentinel_dump_duration_seconds", "histogram", ("job_id",), "Time a rank took to write its part."),
-    MetricSpec("sentinel_dump_bytes", "counter", ("job_id",), "Bytes of parts that ranks wrote."),
-    MetricSpec("sentinel_dump_failures", "counter", ("job_id", "reason"), "Parts and bundles that failed, by reason."),
-    MetricSpec(
-        "sentinel_bundles_committed", "counter", ("job_id",), "Manifests written, partial and repeated ones too."
-    ),
-    MetricSpec(
-        "sentinel_frames_rejected", "counter", ("reason",), "Messages refused before they reached a run, by reason."
-    ),
-    MetricSpec("sentinel_connections_denied", "counter", (), "Handshakes refused because the key is not allowed."),
-    MetricSpec("sentinel_frames_acknowledged", "counter", (), "Critical frames acknowledged to relays."),
-    MetricSpec(
-        "sentinel_answers_undeliverable", "counter", (), "Answers whose relay was gone; it asks again when back."
-    ),
-    MetricSpec("sentinel_coordinator_faults", "counter", ("reason",), "Faults of the coordinator itself, by reason."),
-    MetricSpec("sentinel_store_backlog_rows", "gauge", (), "Rows that wait to be committed to the database."),
-)
-_SPECS = {spec.name: spec for spec in METRICS}
 
 
 def label(value: str) -> str:
@@ -111,10 +51,10 @@ class CoordinatorCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every family of ``METRICS``, also while there is no run yet."""
         snapshot = self._take()
-        build = InfoMetricFamily("sentinel_build", _SPECS["sentinel_build"].help)
+        build = InfoMetricFamily("sentinel_build", SPECS["sentinel_build"].help)
         build.add_metric((), {"version": __version__, "protocol": str(PROTOCOL)})
         yield build
-        yield from _run_families(_by_job_id(snapshot.runs))
+        yield from _run_families(_by_job_id(run for run in snapshot.runs if _is_shown(run, snapshot.taken_at)))
         yield from _own_families(snapshot)
 
     def describe(self) -> Iterable[Metric]:
@@ -127,6 +67,11 @@ def new_registry(take: Callable[[], Snapshot]) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(CoordinatorCollector(take))
     return registry
+
+
+def _is_shown(run: RunSnapshot, now: float) -> bool:
+    """Long enough after its end for every alert to have been seen; then a standing coordinator sheds the run's series."""
+    return run.ended_at is None or now - run.ended_at < ENDED_SHOWN_SECONDS
 
 
 def _by_job_id(runs: Iterable[RunSnapshot]) -> dict[str, RunSnapshot]:
@@ -143,13 +88,16 @@ def _by_job_id(runs: Iterable[RunSnapshot]) -> dict[str, RunSnapshot]:
 def _run_families(runs: Mapping[str, RunSnapshot]) -> Iterator[Metric]:
     kinds, severities = [k.value for k in Kind], [s.value for s in Severity]
     states, failures = [c.value for c in RankCondition], [f.value for f in DumpFailure]
-    yield _labelled("sentinel_incidents", {j: _all(kinds, r.incidents) for j, r in runs.items()})
-    yield _labelled("sentinel_incidents_open", {j: _all(severities, r.open_incidents) for j, r in runs.items()})
+    faults = [(kind, severity) for kind in kinds for severity in severities]
+    yield _by_fault("sentinel_incidents", {j: _all(faults, r.incidents) for j, r in runs.items()})
+    yield _by_fault("sentinel_incidents_open", {j: _all(faults, r.open_incidents) for j, r in runs.items()})
+    yield _open_incidents(runs)
     yield _labelled("sentinel_agents", {j: _all(states, r.agents) for j, r in runs.items()})
     yield _single("sentinel_agents_expected", {j: r.world_size for j, r in runs.items()})
     yield _single("sentinel_relays", {j: r.relays for j, r in runs.items()})
     yield _single("sentinel_rounds_checked", {j: r.rounds_checked for j, r in runs.items()})
     yield _single("sentinel_benign_skips", {j: r.benign_skips for j, r in runs.items()})
+    yield from _progress_families(runs)
     yield _single("sentinel_reports_received", {j: r.reports for j, r in runs.items()})
     yield _labelled("sentinel_reports_dropped", {j: _bounded(r.drops) for j, r in runs.items()})
     yield _labelled("sentinel_agent_faults", {j: _bounded(r.faults) for j, r in runs.items()})
@@ -164,6 +112,33 @@ def _run_families(runs: Mapping[str, RunSnapshot]) -> Iterator[Metric]:
     yield _single("sentinel_bundles_committed", {j: r.bundles for j, r in runs.items()})
 
 
+def _progress_families(runs: Mapping[str, RunSnapshot]) -> Iterator[Metric]:
+    yield _single("sentinel_rounds_skipped", {j: r.rounds_skipped for j, r in runs.items()})
+    yield _summary("sentinel_round_duration_seconds", {j: (r.rounds_timed, r.round_seconds) for j, r in runs.items()})
+    newest = {j: r.newest for j, r in runs.items() if r.newest is not None}
+    yield _single("sentinel_step", {j: n.step for j, n in newest.items()})
+    yield _labelled("sentinel_loss", {j: n.loss for j, n in newest.items()})
+    yield _single("sentinel_loss_scale", _known({j: n.loss_scale for j, n in newest.items()}))
+    yield _single("sentinel_gradient_norm", _known({j: n.gradient_norm for j, n in newest.items()}))
+    yield _single("sentinel_gradient_absmax", _known({j: n.gradient_absmax for j, n in newest.items()}))
+    yield _single("sentinel_gradient_headroom_ratio", _known({j: n.headroom for j, n in newest.items()}))
+
+
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Only what was told: a run without a GradScaler has no loss scale, not one of 0."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _open_incidents(runs: Mapping[str, RunSnapshot]) -> Metric:
+    """Which ranks, which step: for the text of an alert, in a handful of series that end with the incident."""
+    spec = SPECS["sentinel_incident"]
+    family = InfoMetricFamily(spec.name, spec.help, labels=("job_id",))
+    for job_id, run in runs.items():
+        for incident in run.newest_open:
+            family.add_metric((job_id,), {name: label(value) for name, value in incident.labels.items()})
+    return family
+
+
 def _own_families(snapshot: Snapshot) -> Iterator[Metric]:
     yield _own("sentinel_frames_rejected", _all(REJECTION_REASONS, snapshot.rejected))
     yield _own("sentinel_connections_denied", {"": snapshot.denied_connections})
@@ -173,7 +148,10 @@ def _own_families(snapshot: Snapshot) -> Iterator[Metric]:
     yield _own("sentinel_store_backlog_rows", {"": snapshot.backlog_rows})
 
 
-def _all(names: Iterable[str], counts: Mapping[str, int]) -> dict[str, float]:
+Name = TypeVar("Name", str, tuple[str, str])
+
+
+def _all(names: Iterable[Name], counts: Mapping[Name, int]) -> dict[Name, float]:
     """Every name of a closed set, with 0 for what never happened: a counter that is born at 1 is invisible to ``increase()``."""
     return {name: counts.get(name, 0) for name in names}
 
@@ -189,9 +167,17 @@ def _bounded(counts: Mapping[str, int]) -> dict[str, float]:
 
 
 def _family(name: str) -> Any:
-    spec = _SPECS[name]
+    spec = SPECS[name]
     family = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "summary": SummaryMetricFamily}[spec.type]
     return family(name, spec.help, labels=spec.labels)
+
+
+def _by_fault(name: str, values: Mapping[str, Mapping[tuple[str, str], float]]) -> Metric:
+    family: Metric = _family(name)
+    for job_id, by_labels in values.items():
+        for labels, value in by_labels.items():
+            family.add_metric((job_id, *labels), value)  # type: ignore[attr-defined]
+    return family
 
 
 def _labelled(name: str, values: Mapping[str, Mapping[str, float]]) -> Metric:
@@ -212,7 +198,7 @@ def _single(name: str, values: Mapping[str, float]) -> Metric:
 def _own(name: str, values: Mapping[str, float]) -> Metric:
     family: Metric = _family(name)
     for first, value in values.items():
-        family.add_metric((first,) if _SPECS[name].labels else (), value)  # type: ignore[attr-defined]
+        family.add_metric((first,) if SPECS[name].labels else (), value)  # type: ignore[attr-defined]
     return family
 
 
@@ -225,7 +211,7 @@ def _summary(name: str, values: Mapping[str, tuple[int, float]]) -> Metric:
 
 def _dump_durations(runs: Mapping[str, RunSnapshot]) -> Metric:
     name = "sentinel_dump_duration_seconds"
-    family = HistogramMetricFamily(name, _SPECS[name].help, labels=_SPECS[name].labels)
+    family = HistogramMetricFamily(name, SPECS[name].help, labels=SPECS[name].labels)
     bounds = [*(str(b) for b in DUMP_BUCKETS_SECONDS), "+Inf"]
     for job_id, run in runs.items():
         cumulative, buckets = 0, []

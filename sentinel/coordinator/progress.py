@@ -1,6 +1,6 @@
 """How a run goes, round by round: the last rounds with loss, scale, norm and every rank's state, for curves and the heat map.
 
-Owns a bounded ring per run and its running totals. Decides nothing about faults (the core does) and survives no restart: it is a
+Owns a bounded ring per run and its running totals. Decides nothing about faults (the core does) and stores nothing: it is a
 picture of the present, while incidents are on disk.
 """
 
@@ -33,7 +33,7 @@ _RECEIVED_PHASES = frozenset({Phase.REDUCED, Phase.APPLIED, Phase.CLIP, Phase.MI
 
 @dataclass(slots=True)
 class RoundRow:
-    """One round over all ranks. Losses are unscaled; ``gradient_norm`` is the largest L2 norm that any rank's reductions returned."""
+    """One round over all ranks. Losses are unscaled; ``gradient_norm`` is the largest L2 norm of a rank's reduced gradients."""
 
     attempt: int
     round: int
@@ -64,11 +64,11 @@ class RoundRow:
         return math.nan if self.loss_nonfinite else None
 
     @property
-    def headroom_bits(self) -> float | None:
-        """Bits between what the ranks' gradients can sum up to and float16's maximum; None where no float16 was reduced."""
+    def headroom(self) -> float | None:
+        """How many times larger the ranks' gradients could sum up before float16 overflows; None where no float16 was reduced."""
         if not self.float16 or not 0.0 < self.gradient_absmax_sum < math.inf:
             return None
-        return math.log2(FLOAT16_MAX / self.gradient_absmax_sum)
+        return FLOAT16_MAX / self.gradient_absmax_sum
 
     def saw(self) -> bytes:
         """``RankSaw`` of every rank, by rank."""

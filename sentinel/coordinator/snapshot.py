@@ -12,9 +12,32 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
+from sentinel.coordinator.progress import RoundRow
 from sentinel.coordinator.run import Run
 from sentinel.coordinator.totals import DUMP_BUCKETS_SECONDS
 from sentinel.incidents.model import Incident, State
+
+MAX_OPEN_SHOWN = 10
+MAX_RANKS_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class OpenIncident:
+    """An incident as an alert's text needs it."""
+
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NewestRound:
+    """The newest round that all ranks closed. ``loss`` by statistic; None: not told by any rank."""
+
+    step: int
+    loss: Mapping[str, float]
+    loss_scale: float | None
+    gradient_norm: float | None
+    gradient_absmax: float | None
+    headroom: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +48,9 @@ class RunSnapshot:
     ended: bool
     world_size: int
     agents: Mapping[str, int]
-    incidents: Mapping[str, int]  # by kind
-    open_incidents: Mapping[str, int]  # by severity
+    incidents: Mapping[tuple[str, str], int]  # by kind and severity
+    open_incidents: Mapping[tuple[str, str], int]
+    newest_open: tuple[OpenIncident, ...]
     reports: int
     rounds_checked: int
     benign_skips: int
@@ -44,6 +68,11 @@ class RunSnapshot:
     classify_seconds: float
     classify_calls: int
     relays: int
+    rounds_skipped: int
+    rounds_timed: int
+    round_seconds: float
+    newest: NewestRound | None
+    ended_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +129,9 @@ def run_snapshot(run: Run) -> RunSnapshot:
         ended=run.ended,
         world_size=tracker.world_size,
         agents=Counter(rank.state.value for rank in tracker.ranks.values()),
-        incidents=Counter(incident.kind.value for incident in incidents),
-        open_incidents=Counter(incident.severity.value for incident in _open(incidents)),
+        incidents=_by_kind_and_severity(incidents),
+        open_incidents=_by_kind_and_severity(_open(incidents)),
+        newest_open=tuple(_open_incident(incident) for incident in _open(incidents)[-MAX_OPEN_SHOWN:]),
         reports=tracker.counts.reports,
         rounds_checked=tracker.counts.rounds_checked,
         benign_skips=tracker.counts.benign_skips,
@@ -119,6 +149,11 @@ def run_snapshot(run: Run) -> RunSnapshot:
         classify_seconds=totals.classify_seconds,
         classify_calls=totals.classify_calls,
         relays=len(run.routes),
+        rounds_skipped=run.progress.rounds_skipped,
+        rounds_timed=run.progress.rounds_timed,
+        round_seconds=run.progress.round_seconds,
+        newest=_newest(run.progress.newest),
+        ended_at=run.ended_at if run.ended else None,
     )
 
 
@@ -154,6 +189,35 @@ def run_status(run: Run, *, with_ranks: bool) -> RunStatus:
 def empty_snapshot() -> Snapshot:
     """What is known before the loop has answered once."""
     return Snapshot(time.time(), (), {}, {}, 0, 0, 0, 0)
+
+
+def _by_kind_and_severity(incidents: Iterable[Incident]) -> Mapping[tuple[str, str], int]:
+    return Counter((incident.kind.value, incident.severity.value) for incident in incidents)
+
+
+def _open_incident(incident: Incident) -> OpenIncident:
+    ranks = ",".join(str(rank) for rank in incident.suspect_ranks[:MAX_RANKS_SHOWN])
+    more = len(incident.suspect_ranks) - MAX_RANKS_SHOWN
+    return OpenIncident(
+        {
+            "severity": incident.severity.value,
+            "kind": incident.kind.value,
+            "incident_id": incident.id,
+            "stage": incident.stage.value,
+            "attribution": incident.attribution.value,
+            "step": str(incident.step),
+            "ranks": f"{ranks},+{more}" if more > 0 else ranks or "none",
+        }
+    )
+
+
+def _newest(row: RoundRow | None) -> NewestRound | None:
+    if row is None:
+        return None
+    loss = {} if row.loss_mean is None else {"mean": row.loss_mean}
+    if row.losses:
+        loss |= {"min": row.loss_min, "max": row.loss_max}
+    return NewestRound(row.step, loss, row.loss_scale, row.gradient_norm, row.gradient_absmax, row.headroom)
 
 
 def _open(incidents: Iterable[Incident]) -> list[Incident]:

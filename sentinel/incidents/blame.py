@@ -23,11 +23,19 @@ FINITE_MAX = {
 
 
 def raw_is_nonfinite(evidence: Evidence) -> bool:
-    """True if this evidence shows autograd's own gradient to be nonfinite on its rank."""
+    """True if this evidence shows autograd's own gradient to be nonfinite on its rank.
+
+    A gradient's collective whose gradients nobody could look at counts too, unless a cast can have done it: on a wire as wide as
+    the gradients, what was given is what autograd made.
+    """
     if evidence.phase is Phase.RAW:
         return True
     seen = evidence.collective
-    return evidence.phase is Phase.WIRE and seen is not None and seen.raw is not None and seen.raw.nonfinite
+    if evidence.phase is not Phase.WIRE or seen is None:
+        return False
+    if seen.raw is None:
+        return seen.role is Role.GRADIENT and not seen.narrowed
+    return seen.raw.nonfinite
 
 
 def received_through_activation(window: RoundWindow, rank: int) -> bool:
@@ -41,10 +49,24 @@ def received_through_activation(window: RoundWindow, rank: int) -> bool:
 
 
 def raw_origins(window: RoundWindow) -> tuple[int, ...]:
-    """Ranks whose own gradients were nonfinite before any reduction, receivers of activations left out."""
-    seen = {e.rank for e in window.gradient_evidence() if raw_is_nonfinite(e)}
-    origins = {rank for rank in seen if not received_through_activation(window, rank)}
-    return tuple(sorted(origins))
+    """Ranks whose own gradients were nonfinite before any reduction.
+
+    Left out are receivers of activations, and ranks of which it is not known what they met first.
+    """
+    first: dict[int, Evidence] = {}
+    for evidence in window.gradient_evidence():
+        if raw_is_nonfinite(evidence):
+            first.setdefault(evidence.rank, evidence)
+    return tuple(
+        rank
+        for rank, evidence in sorted(first.items())
+        if window.gapless(evidence) and not received_through_activation(window, rank)
+    )
+
+
+def gave_nonfinite(window: RoundWindow, like: Evidence) -> tuple[int, ...]:
+    """Ranks that put nonfinite values into the very collective that ``like`` is about."""
+    return tuple(sorted({e.rank for e in window.of_phase(Phase.WIRE) if _is_same(e, like)}))
 
 
 def raw_nonfinite_ranks(window: RoundWindow) -> tuple[int, ...]:
@@ -64,7 +86,7 @@ def wire_origins(window: RoundWindow) -> list[Evidence]:
             received.add(evidence.rank)
         elif evidence.phase is Phase.WIRE and not raw_is_nonfinite(evidence) and evidence.rank not in received:
             first.setdefault(evidence.rank, evidence)
-    return [first[rank] for rank in sorted(first)]
+    return [first[rank] for rank in sorted(first) if window.gapless(first[rank])]
 
 
 def first_reduced(window: RoundWindow, role: Role | None = None) -> Evidence | None:
@@ -81,14 +103,13 @@ def _role_matches(evidence: Evidence, role: Role | None) -> bool:
 
 def same_collective(window: RoundWindow, like: Evidence) -> list[Evidence]:
     """Every rank's REDUCED evidence of the collective that ``like`` is about."""
-    one = like.collective
-    return [
-        e
-        for e in window.of_phase(Phase.REDUCED)
-        if one is not None
-        and e.collective is not None
-        and (e.collective.group, e.collective.index) == (one.group, one.index)
-    ]
+    return [e for e in window.of_phase(Phase.REDUCED) if _is_same(e, like)]
+
+
+def _is_same(one: Evidence, other: Evidence) -> bool:
+    """Both are about one collective: same group, by name and ranks, and same number in it."""
+    a, b = one.collective, other.collective
+    return a is not None and b is not None and (a.group, a.ranks, a.index) == (b.group, b.ranks, b.index)
 
 
 def sum_may_overflow(results: Iterable[Evidence], size: int, dtype: str) -> tuple[bool, float]:

@@ -26,6 +26,7 @@ class Quiet(StrEnum):
     """Why a round with evidence raises no incident."""
 
     SCALER_SEARCH = "scaler_search"  # rule 1: ordinary skip of the GradScaler
+    SCALER_COLLAPSED = "scaler_collapsed"  # one more skip of a scaler whose collapse rule 15 tells
     NOTHING_CONFIRMED = "nothing_confirmed"  # only values that reached no gradient, loss or parameter
 
 
@@ -79,11 +80,10 @@ def scaler_search(view: View) -> Outcome | None:
     scale = next((c.loss_scale for c in closed if c.loss_scale is not None), None)
     if scale is None or not any(c.skipped for c in closed):
         return None
-    if (
-        view.window.of_phase(Phase.LOSS, Phase.INIT, Phase.PARAMS)
-        or view.scaler.consecutive_skips >= MAX_CONSECUTIVE_SKIPS
-    ):
+    if view.window.of_phase(Phase.LOSS, Phase.INIT, Phase.PARAMS, Phase.BUFFERS):
         return None
+    if view.scaler.consecutive_skips >= MAX_CONSECUTIVE_SKIPS:
+        return Quiet.SCALER_COLLAPSED
     overflowed = any(e.check.inf for e in view.window.gradient_evidence())
     return Quiet.SCALER_SEARCH if overflowed or view.scaler.explains(scale) else None
 
@@ -117,8 +117,8 @@ def parameters_after_step(view: View) -> Outcome | None:
         Stage.OPTIMIZER if view.window.round > 0 else Stage.PARAMS,
         seen,
         Cause.OPTIMIZATION,
-        f"{_names(seen)} already nonfinite at the start of this round on {rank_list(_ranks(seen))}, "
-        "though the gradients before were finite: the step before made them so",
+        f"{_names(seen)} already nonfinite at the start of this round on {rank_list(_ranks(seen))}"
+        + (", though the gradients before were finite: the step before made them so" if view.window.round else ""),
     )
 
 
@@ -130,7 +130,8 @@ def raw_gradient(view: View) -> Outcome | None:
     seen = [e for e in view.window.gradient_evidence() if e.rank in origins and blame.raw_is_nonfinite(e)]
     loss_ranks = set(view.window.ranks_of(Phase.LOSS))
     lost = [rank for rank in origins if rank in loss_ranks]
-    others = [r for r in _group(view, seen) if r not in origins]
+    spoilt = blame.raw_nonfinite_ranks(view.window)
+    others = [r for r in _group(view, seen) if r not in spoilt]
     innocent = f"; {rank_list(others)} contributed finite gradients" if others and not view.missing else ""
     loss = f", its loss was nonfinite too ({rank_list(lost)})" if lost else ", though its loss was finite"
     return _verdict(
@@ -149,6 +150,12 @@ def activation_reduction(view: View) -> Outcome | None:
     seen = blame.first_reduced(view.window, Role.ACTIVATION)
     if seen is None or not blame.raw_nonfinite_ranks(view.window) or blame.raw_origins(view.window):
         return None
+    gave = blame.gave_nonfinite(view.window, seen)
+    if gave:
+        return _given_to_activation(view, seen, gave)
+    unknown = tuple(rank for rank in view.group_of(seen) if rank in view.missing)
+    if unknown:
+        return _incomplete(view, seen, unknown)
     return _verdict(
         view,
         "activation_reduction",
@@ -159,6 +166,19 @@ def activation_reduction(view: View) -> Outcome | None:
         f"an activation {_name_of(seen)} returned nonfinite values for finite inputs, and the gradients followed",
         attribution=Attribution.REDUCTION_INDUCED,
         suspects=(),
+    )
+
+
+def _given_to_activation(view: View, seen: Evidence, gave: tuple[int, ...]) -> Verdict:
+    return _verdict(
+        view,
+        "given_to_activation",
+        Kind.NONFINITE_GRADIENT,
+        Stage.PRE_REDUCE,
+        [e for e in view.window.of_phase(Phase.WIRE) if e.rank in gave],
+        Cause.DATA if len(gave) < len(view.world) else _shared_cause(view),
+        f"{rank_list(gave)} gave nonfinite activations to {_name_of(seen)}, and every gradient after it followed",
+        suspects=gave,
     )
 
 
@@ -236,7 +256,9 @@ def _sum_overflow(view: View, results: list[Evidence], bound: float) -> Verdict:
 
 def _damaged_reduction(view: View, results: list[Evidence], bound: float) -> Verdict:
     group = view.group_of(results[0])
-    differing = _ranks(results) if len(_ranks(results)) < len(group) else ()
+    scattered = results[0].collective is not None and "scatter" in results[0].collective.op
+    # of a reduce-scatter only owners see a result, and the others' inputs are not known: that accuses nobody
+    differing = _ranks(results) if len(_ranks(results)) < len(group) and not scattered else ()
     return _verdict(
         view,
         "damaged_reduction",

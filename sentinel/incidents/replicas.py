@@ -7,6 +7,7 @@ rule takes a round that all ranks closed and the attempt's history.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator
 
 from sentinel.incidents.describe import plural, rank_list
@@ -42,12 +43,19 @@ def unequal_results(window: RoundWindow, _history: History) -> Iterator[Finding]
             yield _bad_reduction(
                 window,
                 "unequal_results",
-                minority(results),
+                minority(results) if len(set(results.values())) > 1 else _odd_norms(syncs),
                 tuple(syncs),
                 f"the all-reduces of group {group} returned different values on different ranks",
             )
         else:
             yield from _audit(window, group, syncs)
+
+
+def _odd_norms(syncs: dict[int, GroupSync]) -> tuple[int, ...]:
+    """Ranks whose norm is away from the median; all of them where most are."""
+    middle = statistics.median(s.norm for s in syncs.values())
+    odd = tuple(sorted(r for r, s in syncs.items() if abs(s.norm - middle) > NORM_TOLERANCE * abs(middle)))
+    return odd if odd and len(odd) * 2 < len(syncs) else tuple(sorted(syncs))
 
 
 def _norms_differ(syncs: Iterable[GroupSync]) -> bool:

@@ -44,6 +44,7 @@ class RankState:
     last_round: int = -1
     step: int = -1
     left_at_round: int | None = None  # last round it closed before it ended or was disabled
+    said_goodbye: bool = False  # it is known to take no part in later rounds
 
 
 @dataclass(slots=True)
@@ -74,15 +75,15 @@ class Roster:
         match report:
             case Hello():
                 state.node = report.node
-            case RoundClosed():
-                state.last_round, state.step = max(state.last_round, report.round), report.step
+            case RoundClosed() if report.round >= state.last_round:
+                state.last_round, state.step = report.round, report.step
             case Disabled():
                 state.state = RankCondition.DISABLED
                 self._leaves(state, state.last_round)
             case Goodbye():
-                state.state = RankCondition.ENDED
+                state.state, state.said_goodbye = RankCondition.ENDED, True
                 self._leaves(state, max(report.last_round, state.last_round))
-            case Evidence() | PartWritten() | Counted() | NodeEnded():
+            case RoundClosed() | Evidence() | PartWritten() | Counted() | NodeEnded():
                 pass
         if state.state is RankCondition.SILENT:
             state.state = RankCondition.RUNNING
@@ -122,14 +123,18 @@ class Roster:
         everyone = range(self.world_size) if self.world_size else sorted(self.ranks)
         return [rank for rank in everyone if not self._left_before(rank, round_)]
 
-    def awaited(self, round_: int) -> list[int]:
-        """Expected ranks that can still report: not ended, not disabled, and heard of."""
-        return [rank for rank in self.expected(round_) if self._can_report(rank)]
+    def concerned(self, round_: int) -> list[int]:
+        """Ranks that may have taken part in round ``round_``: all but those that had said goodbye before it.
+
+        A rank whose agent was disabled, or that was killed, may have been in it all the same; what it gave is not known.
+        """
+        everyone = range(self.world_size) if self.world_size else sorted(self.ranks)
+        return [rank for rank in everyone if not self._gone_before(rank, round_)]
 
     def _left_before(self, rank: int, round_: int) -> bool:
         state = self.ranks.get(rank)
         return state is not None and state.left_at_round is not None and state.left_at_round < round_
 
-    def _can_report(self, rank: int) -> bool:
+    def _gone_before(self, rank: int, round_: int) -> bool:
         state = self.ranks.get(rank)
-        return state is None or state.state in (RankCondition.RUNNING, RankCondition.SILENT)
+        return state is not None and state.said_goodbye and self._left_before(rank, round_)

@@ -11,6 +11,7 @@ from sentinel.incidents.describe import plural, rank_list
 from sentinel.incidents.finding import Finding, attribution_of, finding, minority
 from sentinel.incidents.history import History, Streak
 from sentinel.incidents.model import Cause, Kind, Severity, Stage, Verdict
+from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS
 from sentinel.incidents.window import RoundWindow
 from sentinel.wire.messages import ClosedBy
 
@@ -18,8 +19,6 @@ ZERO_ROUNDS = 3
 """Gradients that are exactly zero on all ranks from the first round on are told after this many rounds."""
 ZERO_ROUNDS_LATER = 50
 """Later in a run, zero gradients may be what the data says for a while (equal rewards, nothing to learn)."""
-SKIP_ROUNDS = 20
-"""Scaler skips in a row that no search for a scale needs: from 2**16 halving reaches 1/16 after twenty."""
 SCALE_FLOOR = 1.0
 """A scaler that has to go below this cannot represent even the unscaled gradients."""
 
@@ -53,7 +52,7 @@ def scaler_collapse(window: RoundWindow, history: History) -> Iterator[Finding]:
         return
     history.skips.goes_on(closed, tuple(sorted(window.closed)))
     collapsed = closed.loss_scale < SCALE_FLOOR and history.skips.length >= ZERO_ROUNDS
-    if history.skips.told or not (collapsed or history.skips.length >= SKIP_ROUNDS):
+    if history.skips.told or not (collapsed or history.skips.length >= MAX_CONSECUTIVE_SKIPS):
         return
     history.skips.told = True
     ranks = tuple(sorted(window.closed))

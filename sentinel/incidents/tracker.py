@@ -1,14 +1,17 @@
-"""The core's front: events in, commands out. When a round is judged, and which incident a verdict belongs to.
+"""The core's front: events in, commands out. When a round is judged, and in which order.
 
-Owns deadlines, order of judgement, echoes and incident states. Same events, same commands: no clock, no sockets (``now`` comes in).
-What the verdict is, ``classify.py`` decides; which parts make a bundle, ``gathering.py``.
+Owns deadlines and order. Same events, same commands: no clock, no sockets (``now`` comes in). What the verdict is, rules decide
+(``classify.py``, ``comparisons.py``, ``habits.py``); which incident it belongs to, ``book.py``; which parts make a bundle,
+``gathering.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from sentinel.incidents import habits
+from sentinel.incidents.book import Book
 from sentinel.incidents.classify import Quiet, View, classify
 from sentinel.incidents.comparisons import at_end, compare
 from sentinel.incidents.counts import TrackerCounts
@@ -16,27 +19,33 @@ from sentinel.incidents.events import Command, Event, Expect, Received, Release,
 from sentinel.incidents.finding import Finding
 from sentinel.incidents.gathering import Gathering
 from sentinel.incidents.history import History
-from sentinel.incidents.model import Incident, Severity, State, Verdict, utc
+from sentinel.incidents.model import Incident, Verdict
 from sentinel.incidents.roster import RankState, Roster
 from sentinel.incidents.scaler import ScalerHistory
 from sentinel.incidents.window import RoundWindow
-from sentinel.wire.messages import Counted, Evidence, Goodbye, PartWritten, Phase, Report, RoundClosed
-from sentinel.wire.names import bundle_id
+from sentinel.wire.messages import Counted, Evidence, Goodbye, PartWritten, Report, RoundClosed
 
 JUDGE_SECONDS = 3.0
 """A round with evidence is judged with what is there once nothing has come for it for this long."""
+HEALTHY_SECONDS = 10.0
+"""A round without evidence is taken for healthy, though some rank's record is lost, after this long."""
 RELEASE_SECONDS = 0.8
 """A rank that said goodbye is let go after this long, whatever is still open."""
-SAME_FAULT_ROUNDS = 10
-"""The same kind and stage on an overlapping set of ranks within this many rounds is the same fault, seen again."""
 RESOLVE_ROUNDS = 20
 """An incident is resolved after this many rounds in a row without evidence."""
-SAVE_SECONDS = 1.0
-"""A fault that is seen in every round is saved this often."""
 MAX_WINDOWS = 256
 """Open windows kept; the oldest healthy one is given up first, and counted."""
 KEPT_JUDGED = 16
 """Judged rounds kept, so that reports that come late can still correct their verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A round that was judged. ``settled``: it was an echo or a recurrence, whose late reports change nothing."""
+
+    window: RoundWindow
+    opened: str | None
+    settled: bool
 
 
 class Tracker:
@@ -46,17 +55,16 @@ class Tracker:
         self.run_id = run_id
         self.roster = Roster()
         self.counts = TrackerCounts()
-        self.incidents: dict[str, Incident] = {}
+        self._book = Book(run_id)
         self._windows: dict[tuple[int, int], RoundWindow] = {}
-        self._judged: dict[tuple[int, int], tuple[RoundWindow, str | None]] = {}
+        self._judged: dict[tuple[int, int], _Judged] = {}
         self._scalers: dict[int, ScalerHistory] = {}
         self._histories: dict[int, History] = {}
         self._gathering = Gathering()
         self._goodbyes: dict[int, tuple[Goodbye, float]] = {}
         self._healthy_in_a_row = 0
-        self._saved_at: dict[str, float] = {}
-        self._unsaved: set[str] = set()
-        self._over = False
+        self._lessons: dict[tuple[int, int], RoundWindow] = {}
+        self._taught = (-1, -1)
 
     @property
     def world_size(self) -> int:
@@ -67,6 +75,11 @@ class Tracker:
     def ranks(self) -> dict[int, RankState]:
         """State of every rank heard of in the newest attempt."""
         return self.roster.ranks
+
+    @property
+    def incidents(self) -> dict[str, Incident]:
+        """Incidents by id, newest state."""
+        return self._book.incidents
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event at ``now`` (unix seconds); returns what must be done, in order."""
@@ -80,31 +93,22 @@ class Tracker:
             case RunEnded():
                 self.roster.end_all()
         ended = isinstance(event, RunEnded)
-        commands = self._judge_ready(now, ended)
+        commands = self._judge_ready(now, ended) if self._may_be_ready(event, now) else []
         if ended:
-            self._over = True
             commands += self._confirm_at_end(now)
-        commands += self._save_rest(now)
+        if not isinstance(event, Received):
+            commands += self._book.save_rest(now, ended=ended)
         commands += self._gathering.commit_ready(now, self.world_size, ended)
-        commands += self._attach_bundles(now, commands)
-        return commands + self._release_ready(now)
-
-    def _confirm_at_end(self, now: float) -> list[Command]:
-        """What still waited for confirmation when the run ended."""
-        commands: list[Command] = []
-        for attempt, history in self._histories.items():
-            for finding in at_end(history):
-                window = RoundWindow(attempt, max(finding.round, 0), opened_at=now)
-                commands += self._meet(finding, window, now)
-            history.drift = None
-        return commands
+        for bundle, ids in list(self._gathering.committed(commands)):
+            commands += self._book.attach(bundle, ids, now)
+        return commands + self._release_ready(event, now)
 
     def _receive(self, report: Report, now: float) -> None:
         self.counts.reports += 1
         self.roster.note(report, now)
         match report:
             case Evidence() | RoundClosed():
-                self._window(report, now).add(report, now)
+                self._join(report, now)
             case PartWritten():
                 self._gathering.part(report, now)
             case Counted():
@@ -112,15 +116,17 @@ class Tracker:
             case Goodbye():
                 self._goodbyes[report.rank] = (report, now)
 
-    def _window(self, report: Evidence | RoundClosed, now: float) -> RoundWindow:
+    def _join(self, report: Evidence | RoundClosed, now: float) -> None:
+        """Into the round's window; a round that was judged is looked at again only for what it did not have."""
         key = (report.attempt, report.round)
         if key in self._judged:
-            window, _ = self._judged[key]
-            self._windows.setdefault(key, window)
+            if self._judged[key].window.add(report, now):
+                self._windows[key] = self._judged[key].window
+            return
         if key not in self._windows:
             self._windows[key] = RoundWindow(*key, opened_at=now)
             self._give_up_oldest()
-        return self._windows[key]
+        self._windows[key].add(report, now)
 
     def _give_up_oldest(self) -> None:
         if len(self._windows) > MAX_WINDOWS:
@@ -129,240 +135,180 @@ class Tracker:
                 del self._windows[min(healthy)]
                 self.counts.windows_given_up += 1
 
+    def _may_be_ready(self, event: Event, now: float) -> bool:
+        """A report can make only its own round ready at once; what a rank's end makes ready, the next tick finds."""
+        if not isinstance(event, Received):
+            return True
+        if not isinstance(event.report, Evidence | RoundClosed):
+            return False
+        window = self._windows.get((event.report.attempt, event.report.round))
+        return window is not None and self._is_ready(window, now, ended=False)
+
     def _judge_ready(self, now: float, ended: bool) -> list[Command]:
-        """Judge every window that is ready, rounds with evidence strictly in order (an echo must follow its origin)."""
+        """Judge every window that is ready, in order: an echo follows its origin, and a skip the steps before it."""
         commands: list[Command] = []
-        waiting = False
+        waiting: tuple[int, int] | None = None  # the first round with evidence that is not ready
         for key in sorted(self._windows):
             window = self._windows[key]
-            if waiting and window.has_evidence:
-                continue
-            missing = self._missing_if_ready(window, now, ended)
-            if missing is None:
-                waiting = waiting or window.has_evidence
+            if (window.has_evidence and waiting is not None) or not self._is_ready(window, now, ended):
+                waiting = key if waiting is None and window.has_evidence else waiting
                 continue
             del self._windows[key]
-            commands += self._judge(window, missing, now) if window.has_evidence else self._healthy(window, now)
+            self._learn_before(key)
+            commands += self._judge(key, window, now) if window.has_evidence else self._healthy(key, window, now)
+        self._learn_before(waiting)
         return commands
 
-    def _missing_if_ready(self, window: RoundWindow, now: float, ended: bool) -> tuple[int, ...] | None:
-        """Ranks missing from a window that may be judged now; None if it should wait."""
-        overdue = ended or window.attempt < self.roster.attempt or now - window.touched_at > JUDGE_SECONDS
-        everyone_may_be_here = len(window.closed) >= self.roster.present()
-        if not (everyone_may_be_here or (overdue and (window.has_evidence or ended))):
-            return None
-        missing = window.incomplete(self.roster.expected(window.round))
-        if not missing or (overdue and (window.has_evidence or ended)):
-            return missing
-        return missing if window.has_evidence and not set(missing) & set(self.roster.awaited(window.round)) else None
+    def _is_ready(self, window: RoundWindow, now: float, ended: bool) -> bool:
+        """Every rank that still can has told all; or the wait is over."""
+        patience = JUDGE_SECONDS if window.has_evidence else HEALTHY_SECONDS
+        if ended or window.attempt < self.roster.attempt or now - window.touched_at > patience:
+            return True
+        if window.whole < self.roster.present():
+            return False
+        return not window.incomplete(self.roster.expected(window.round))
 
-    def _healthy(self, window: RoundWindow, now: float) -> list[Command]:
+    def _healthy(self, key: tuple[int, int], window: RoundWindow, now: float) -> list[Command]:
+        if key in self._judged:
+            return []
         self.counts.rounds_checked += 1
-        self._note_scaler(window)
         history = self._history(window.attempt)
-        history.note_loss(window)
-        commands = self._open_all(compare(window, history), window, now)
+        commands: list[Command] = []
+        if not window.incomplete(self.roster.expected(window.round)):
+            commands = self._meet_all(compare(window, history), window, now)
+        else:
+            self._judged[key] = _Judged(window, None, settled=False)
+        self._lessons[key] = window
         if not commands:
             self._healthy_in_a_row += 1
-        if self._healthy_in_a_row < RESOLVE_ROUNDS:
-            return commands
-        stale = [i for i in self.incidents.values() if i.state is not State.RESOLVED and i.attempt <= window.attempt]
-        return commands + [
-            self._save(i.model_copy(update={"state": State.RESOLVED, "updated_at": utc(now)})) for i in stale
-        ]
+        if self._healthy_in_a_row >= RESOLVE_ROUNDS:
+            commands += self._book.resolve_all(window.attempt, now)
+        return commands
 
-    def _history(self, attempt: int) -> History:
-        return self._histories.setdefault(attempt, History())
+    def _judge(self, key: tuple[int, int], window: RoundWindow, now: float) -> list[Command]:
+        missing = window.incomplete(self.roster.concerned(window.round))
+        if key in self._judged:
+            return self._judge_again(key, window, missing, now)
+        self.counts.rounds_checked += 1
+        self._healthy_in_a_row = 0
+        history = self._history(window.attempt)
+        echoed = self._book.echoed_by(window)
+        if echoed is not None:
+            self._judged[key] = _Judged(window, None, settled=True)
+            commands: list[Command] = [*self._book.seen_again(echoed, window.round, now)]
+        else:
+            commands = self._judge_first(key, window, missing, now)
+            commands += self._meet_all(habits.judge(window, history), window, now)
+            if not missing:
+                commands += self._meet_all(compare(window, history), window, now)
+            self._lessons[key] = window
+        while len(self._judged) > KEPT_JUDGED:
+            del self._judged[min(self._judged)]
+        return commands
 
-    def _open_all(self, found: Iterable[Finding], window: RoundWindow, now: float) -> list[Command]:
+    def _judge_first(
+        self, key: tuple[int, int], window: RoundWindow, missing: tuple[int, ...], now: float
+    ) -> list[Command]:
+        outcome = self._outcome(window, missing)
+        if isinstance(outcome, Quiet):
+            self.counts.quiet[outcome.value] += 1
+            self._gathering.unwanted(window.attempt, window.round, now)
+            self._judged[key] = _Judged(window, None, settled=False)
+            return []
+        commands = self._meet(dated(outcome, window), window, now)
+        opened = next((c.incident.id for c in commands if isinstance(c, SaveIncident) and c.is_new), None)
+        self._judged[key] = _Judged(window, opened, settled=opened is None)
+        return commands
+
+    def _judge_again(
+        self, key: tuple[int, int], window: RoundWindow, missing: tuple[int, ...], now: float
+    ) -> list[Command]:
+        """Reports came late for a round that was judged without them."""
+        known = self._judged[key]
+        if known.settled:
+            return []
+        outcome = self._outcome(window, missing)
+        if known.opened is not None:
+            if isinstance(outcome, Quiet):
+                return [*self._book.withdraw(known.opened, outcome.value, now)]
+            return [*self._book.correct(known.opened, outcome, now)]
+        if isinstance(outcome, Quiet) or self._book.echoed_by(window) is not None:
+            return []
+        return self._judge_first(key, window, missing, now)
+
+    def _outcome(self, window: RoundWindow, missing: tuple[int, ...]) -> Verdict | Quiet:
+        history, scaler = self._history(window.attempt), self._scaler(window.attempt)
+        return classify(View(window, self._world(window), missing, scaler, history.losses_grew))
+
+    def _meet_all(self, found: Iterable[Finding], window: RoundWindow, now: float) -> list[Command]:
         return [command for finding in found for command in self._meet(finding, window, now)]
 
     def _meet(self, finding: Finding, window: RoundWindow, now: float) -> list[Command]:
         """A finding opens an incident, unless it is the same fault seen again."""
         self._healthy_in_a_row = 0
-        same = self._same_fault(finding.verdict, window)
-        return self._seen_again(same, window, now) if same is not None else self._open(finding, window, now)
+        same = self._book.same_fault(finding.verdict, window)
+        if same is not None:
+            return [*self._book.seen_again(same, window.round, now)]
+        incident = self._book.open(finding, window, self.world_size, now)
+        request = self._gathering.want(incident, tuple(self.roster.expected(window.round)), now)
+        saved = self._book.saved(incident, now, is_new=True)
+        return [saved] if request is None else [saved, request]
 
-    def _note_scaler(self, window: RoundWindow) -> None:
-        if window.closed:
-            self._scaler(window.attempt).note(window.closed[min(window.closed)])
+    def _confirm_at_end(self, now: float) -> list[Command]:
+        """What still waited for confirmation when the run ended."""
+        commands: list[Command] = []
+        for attempt, history in self._histories.items():
+            for finding in at_end(history):
+                commands += self._meet(finding, RoundWindow(attempt, max(finding.round, 0), opened_at=now), now)
+            history.drift = None
+        return commands
+
+    def _learn_before(self, key: tuple[int, int] | None) -> None:
+        """Take in losses and scales of the rounds before ``key`` (None: of all that are judged), in order, each once.
+
+        A healthy round that still lacks some rank's record says enough when a later one is judged.
+        """
+        if key is not None:
+            self._lessons.update((k, w) for k, w in self._windows.items() if k < key and not w.has_evidence)
+        for known in sorted(k for k in self._lessons if key is None or k < key):
+            window = self._lessons.pop(known)
+            if window.closed and known > self._taught:
+                self._taught = known
+                self._history(window.attempt).note_loss(window)
+                self._scaler(window.attempt).note(window.closed[min(window.closed)])
+
+    def _history(self, attempt: int) -> History:
+        return self._histories.setdefault(attempt, History())
 
     def _scaler(self, attempt: int) -> ScalerHistory:
         return self._scalers.setdefault(attempt, ScalerHistory())
-
-    def _judge(self, window: RoundWindow, missing: tuple[int, ...], now: float) -> list[Command]:
-        key = (window.attempt, window.round)
-        if key in self._judged:
-            return self._correct(window, missing, now)
-        self.counts.rounds_checked += 1
-        echoed = self._echo_of(window)
-        commands: list[Command] = []
-        if echoed is not None:
-            commands += self._seen_again(echoed, window, now)
-        else:
-            outcome = self._outcome(window, missing)
-            commands += self._act_on(outcome, window, now)
-        opened = next((c.incident.id for c in commands if isinstance(c, SaveIncident) and c.is_new), None)
-        history = self._history(window.attempt)
-        commands += self._open_all(habits.judge(window, history), window, now)
-        if not missing:
-            commands += self._open_all(compare(window, history), window, now)
-        self._note_scaler(window)
-        history.note_loss(window)
-        self._remember(key, window, opened)
-        return commands
-
-    def _outcome(self, window: RoundWindow, missing: tuple[int, ...]) -> Verdict | Quiet:
-        history = self._history(window.attempt)
-        scaler = self._scaler(window.attempt)
-        return classify(View(window, self._world(window), missing, scaler, history.losses_grew))
-
-    def _act_on(self, outcome: Verdict | Quiet, window: RoundWindow, now: float) -> list[Command]:
-        if isinstance(outcome, Quiet):
-            self.counts.quiet[outcome.value] += 1
-            self._gathering.unwanted(window.attempt, window.round, now)
-            return []
-        return self._meet(dated(outcome, window), window, now)
-
-    def _correct(self, window: RoundWindow, missing: tuple[int, ...], now: float) -> list[Command]:
-        """Reports came late for a round that was judged without them: judge again, under the same incident."""
-        key = (window.attempt, window.round)
-        known = self._judged[key][1]
-        outcome = self._outcome(window, missing)
-        if isinstance(outcome, Quiet):
-            return []
-        if known is not None:
-            return [self._corrected(self.incidents[known], outcome, now)]
-        commands = self._meet(dated(outcome, window), window, now) if self._echo_of(window) is None else []
-        self._remember(key, window, next((c.incident.id for c in commands if isinstance(c, SaveIncident)), None))
-        return commands
-
-    def _remember(self, key: tuple[int, int], window: RoundWindow, opened: str | None) -> None:
-        self._judged[key] = (window, opened)
-        while len(self._judged) > KEPT_JUDGED:
-            del self._judged[min(self._judged)]
 
     def _world(self, window: RoundWindow) -> tuple[int, ...]:
         if self.world_size:
             return tuple(range(self.world_size))
         return tuple(sorted({*self.ranks, *window.closed, *(e.rank for e in window.evidence)}))
 
-    def _echo_of(self, window: RoundWindow) -> Incident | None:
-        """The earlier incident that had already damaged parameters or buffers at this round's start, if any."""
-        damaged = window.of_phase(Phase.PARAMS, Phase.BUFFERS) or any(
-            c.params_nonfinite or c.buffers_nonfinite for c in window.closed.values()
-        )
-        if not damaged:
-            return None
-        earlier = [i for i in self._of_attempt(window) if i.severity is Severity.CRITICAL and i.round < window.round]
-        return max(earlier, key=lambda i: i.round, default=None)
-
-    def _of_attempt(self, window: RoundWindow) -> list[Incident]:
-        return [i for i in self.incidents.values() if i.attempt == window.attempt]
-
-    def _same_fault(self, verdict: Verdict, window: RoundWindow) -> Incident | None:
-        for incident in self._of_attempt(window):
-            alike = (incident.kind, incident.stage) == (verdict.kind, verdict.stage)
-            near = 0 <= window.round - incident.last_round <= SAME_FAULT_ROUNDS
-            ranks = set(incident.suspect_ranks)
-            if alike and near and (ranks & set(verdict.suspect_ranks) or not ranks or not verdict.suspect_ranks):
-                return incident
-        return None
-
-    def _open(self, finding: Finding, window: RoundWindow, now: float) -> list[Command]:
-        incident = self._incident(finding, window, now)
-        commands: list[Command] = [self._save(incident, is_new=True)]
-        ranks = tuple(self.roster.expected(window.round))
-        request = self._gathering.want(incident, ranks, now)
-        return commands if request is None else [*commands, request]
-
-    def _incident(self, finding: Finding, window: RoundWindow, now: float) -> Incident:
-        return Incident(
-            id=f"{bundle_id(window.attempt, finding.round)}-{len(self.incidents) + 1:02d}",
-            run_id=self.run_id,
-            step=finding.step,
-            round=finding.round,
-            attempt=window.attempt,
-            opened_at=utc(now),
-            updated_at=utc(now),
-            state=State.OPEN,
-            world_size=self.world_size,
-            last_round=window.round,
-            **{name: getattr(finding.verdict, name) for name in _COPIED},
-        )
-
-    def _corrected(self, incident: Incident, verdict: Verdict, now: float) -> SaveIncident:
-        changes = {name: getattr(verdict, name) for name in _COPIED}
-        return self._save(incident.model_copy(update={**changes, "state": State.UPDATED, "updated_at": utc(now)}))
-
-    def _seen_again(self, incident: Incident, window: RoundWindow, now: float) -> list[Command]:
-        """The same fault once more. It is saved at 2, 4, 8, … occurrences and once a second, so that a run that trains on
-        with NaN weights for days does not write every round."""
-        self._healthy_in_a_row = 0
-        seen = incident.model_copy(
-            update={
-                "occurrences": incident.occurrences + 1,
-                "last_round": max(window.round, incident.last_round),
-                "state": State.UPDATED,
-                "updated_at": utc(now),
-            }
-        )
-        self.incidents[incident.id] = seen
-        often = seen.occurrences & (seen.occurrences - 1)
-        if often and now - self._saved_at.get(incident.id, 0.0) < SAVE_SECONDS:
-            self._unsaved.add(incident.id)
+    def _release_ready(self, event: Event, now: float) -> list[Command]:
+        """Let go whoever may go. Asked on every event of a small world, and on ticks of a large one: each asks all ranks."""
+        if not self._goodbyes or (isinstance(event, Received) and len(self.ranks) > SMALL_WORLD):
             return []
-        return [self._save(seen, now=now)]
-
-    def _save_rest(self, now: float) -> list[Command]:
-        """Occurrences that were counted and not saved yet."""
-        late = [i for i in sorted(self._unsaved) if now - self._saved_at.get(i, 0.0) >= SAVE_SECONDS or self._over]
-        return [self._save(self.incidents[i], now=now) for i in late]
-
-    def _attach_bundles(self, now: float, commands: list[Command]) -> list[Command]:
-        """Incidents whose bundle was just committed learn its path."""
-        saved: list[Command] = []
-        for bundle, ids in self._gathering.committed(commands):
-            for incident in (self.incidents[i] for i in ids if self.incidents[i].bundle != bundle):
-                saved.append(self._save(incident.model_copy(update={"bundle": bundle, "updated_at": utc(now)})))
-        return saved
-
-    def _save(self, incident: Incident, *, is_new: bool = False, now: float = 0.0) -> SaveIncident:
-        self.incidents[incident.id] = incident
-        self._saved_at[incident.id] = now
-        self._unsaved.discard(incident.id)
-        return SaveIncident(incident, is_new)
-
-    def _release_ready(self, now: float) -> list[Command]:
-        ready = [rank for rank, (bye, at) in self._goodbyes.items() if self._may_go(bye, at, now)]
+        slowest = min((s.last_round for s in self.ranks.values() if s.left_at_round is None), default=None)
+        ready = [rank for rank, (bye, at) in self._goodbyes.items() if self._may_go(bye, at, slowest, now)]
         attempts = {rank: self._goodbyes.pop(rank)[0].attempt for rank in ready}
         return [
             Release(attempt, tuple(sorted(r for r in ready if attempts[r] == attempt)))
             for attempt in sorted(set(attempts.values()))
         ]
 
-    def _may_go(self, bye: Goodbye, at: float, now: float) -> bool:
+    def _may_go(self, bye: Goodbye, at: float, slowest: int | None, now: float) -> bool:
         if now - at >= RELEASE_SECONDS:
             return True
         if any(w.has_evidence and w.round <= bye.last_round for w in self._windows.values()):
             return False
-        others_there = all(s.last_round >= bye.last_round for s in self.ranks.values() if s.left_at_round is None)
-        return others_there and not self._gathering.waits_for(bye.rank)
+        return (slowest is None or slowest >= bye.last_round) and not self._gathering.waits_for(bye.rank)
 
 
-_COPIED = (
-    "kind",
-    "severity",
-    "stage",
-    "attribution",
-    "suspect_ranks",
-    "parameters",
-    "cause",
-    "reason",
-    "rule",
-    "missing_ranks",
-    "findings",
-)
+SMALL_WORLD = 64
 
 
 def dated(verdict: Verdict, window: RoundWindow) -> Finding:

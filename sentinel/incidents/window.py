@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from sentinel.wire.messages import Evidence, Phase, Role, RoundClosed
 
 GRADIENT_PHASES = frozenset({Phase.RAW, Phase.WIRE, Phase.REDUCED})
+NOT_A_VALUE = frozenset({Phase.CLIP, Phase.MISUSE, Phase.EXIT})
+"""Phases whose evidence is of something else than a nonfinite value on its way."""
 
 
 @dataclass(slots=True)
@@ -22,36 +24,57 @@ class RoundWindow:
     opened_at: float
     touched_at: float = 0.0
     closed: dict[int, RoundClosed] = field(default_factory=dict)
-    _evidence: dict[tuple[int, int], Evidence] = field(default_factory=dict)
+    has_evidence: bool = False  # any rank saw something, or began the round with parameters known to be nonfinite
+    has_nonfinite: bool = (
+        False  # the same, of values alone: a wrong call or a clipped norm is evidence of something else
+    )
+    _of_rank: dict[int, dict[int, Evidence]] = field(default_factory=dict)
+    _whole: set[int] = field(default_factory=set)
 
-    def add(self, report: Evidence | RoundClosed, now: float) -> None:
-        """Join one report. A repeat of the same (rank, order) changes nothing."""
+    def add(self, report: Evidence | RoundClosed, now: float) -> bool:
+        """Join one report. False for a repeat, which changes nothing."""
         self.touched_at = now
-        if isinstance(report, RoundClosed):
-            self.closed.setdefault(report.rank, report)
-        else:
-            self._evidence.setdefault((report.rank, report.order), report)
+        new = self._add_closed(report) if isinstance(report, RoundClosed) else self._add_evidence(report)
+        if new and self._is_whole(report.rank):
+            self._whole.add(report.rank)
+        return new
+
+    def _add_closed(self, report: RoundClosed) -> bool:
+        if report.rank in self.closed:
+            return False
+        self.closed[report.rank] = report
+        if report.params_nonfinite:
+            self.has_evidence = self.has_nonfinite = True
+        return True
+
+    def _add_evidence(self, report: Evidence) -> bool:
+        known = self._of_rank.setdefault(report.rank, {})
+        if report.order in known:
+            return False
+        known[report.order] = report
+        self.has_evidence = True
+        self.has_nonfinite = self.has_nonfinite or report.phase not in NOT_A_VALUE
+        return True
 
     @property
-    def has_evidence(self) -> bool:
-        """True if any rank saw something in this round, or began it with parameters known to be nonfinite."""
-        return bool(self._evidence) or any(c.params_nonfinite for c in self.closed.values())
-
-    @property
-    def has_nonfinite(self) -> bool:
-        """True if any rank saw a nonfinite value (a wrong call or a clipped norm is evidence too, but of something else)."""
-        if any(c.params_nonfinite for c in self.closed.values()):
-            return True
-        return any(e.phase not in (Phase.CLIP, Phase.MISUSE, Phase.EXIT) for e in self._evidence.values())
+    def whole(self) -> int:
+        """How many ranks have told all of the round."""
+        return len(self._whole)
 
     @property
     def evidence(self) -> list[Evidence]:
         """All evidence, by rank and then in the order that rank met it."""
-        return [self._evidence[key] for key in sorted(self._evidence)]
+        return [e for rank in sorted(self._of_rank) for e in self.of_rank(rank)]
 
     def of_rank(self, rank: int) -> list[Evidence]:
         """One rank's evidence in the order it was met."""
-        return [e for e in self.evidence if e.rank == rank]
+        known = self._of_rank.get(rank, {})
+        return [known[order] for order in sorted(known)]
+
+    def gapless(self, before: Evidence) -> bool:
+        """True if everything that the rank met before this evidence is here: else what came first is not known."""
+        known = self._of_rank.get(before.rank, {})
+        return all(order in known for order in range(before.order))
 
     def of_phase(self, *phases: Phase) -> list[Evidence]:
         """Evidence seen in any of ``phases``."""
@@ -63,20 +86,18 @@ class RoundWindow:
 
     def incomplete(self, expected: Iterable[int]) -> tuple[int, ...]:
         """Expected ranks that have not closed the round, or whose evidence is not all here yet."""
-        return tuple(rank for rank in expected if not self._is_whole(rank))
+        return tuple(rank for rank in expected if rank not in self._whole)
 
     def _is_whole(self, rank: int) -> bool:
         closed = self.closed.get(rank)
-        if closed is None:
-            return False
-        return closed.evidence == 0 or sum(1 for key in self._evidence if key[0] == rank) >= closed.evidence
+        return closed is not None and len(self._of_rank.get(rank, ())) >= closed.evidence
 
     def step(self, ranks: Iterable[int] = ()) -> int:
         """The training iteration of this round, as the named ranks' clocks say (else any rank's)."""
-        for rank in (*ranks, *sorted(self.closed)):
-            if rank in self.closed:
-                return self.closed[rank].step
-        return min((e.step for e in self._evidence.values()), default=self.round)
+        told = next((rank for rank in ranks if rank in self.closed), min(self.closed, default=None))
+        if told is not None:
+            return self.closed[told].step
+        return min((e.step for e in self.evidence), default=self.round)
 
     def gradient_evidence(self) -> list[Evidence]:
         """Evidence about gradients: raw ones, and collectives whose role is a gradient's or derived from one."""

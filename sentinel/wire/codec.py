@@ -56,7 +56,11 @@ class FrameRefused(ValueError):
 def encode_reports(reports: Sequence[Report]) -> bytes:
     """One frame holding ``reports``, critical if any of them is."""
     kind = CLASS_CRITICAL if any(is_critical(r) for r in reports) else CLASS_SAMPLE
-    return MAGIC + bytes([PROTOCOL]) + kind + _reports_encoder.encode(list(reports))
+    try:
+        body = _reports_encoder.encode(list(reports))
+    except UnicodeEncodeError:  # text that UTF-8 cannot hold, such as an exception naming a file in bytes
+        body = _reports_encoder.encode([_printable(report) for report in reports])
+    return MAGIC + bytes([PROTOCOL]) + kind + body
 
 
 def frame_class(frame: bytes) -> bytes:
@@ -102,9 +106,19 @@ def decode_command(frame: bytes, key: bytes, now: float) -> Command:
         command = _command_decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameRefused(Refusal.MALFORMED, str(error)[:200]) from error
-    if command.expires_at < now:
+    if not command.expires_at >= now:  # NaN is no time either
         raise FrameRefused(Refusal.EXPIRED, command.command_id)
     return command
+
+
+def _printable(report: Report) -> Report:
+    """The report with lone surrogates in its texts escaped."""
+    texts = {
+        name: value.encode("utf-8", "backslashreplace").decode()
+        for name in report.__struct_fields__
+        if isinstance(value := getattr(report, name), str)
+    }
+    return msgspec.structs.replace(report, **texts)
 
 
 def _signature(body: bytes, key: bytes) -> bytes:

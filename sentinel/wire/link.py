@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sentinel.wire.codec import FrameRefused, Refusal
 
@@ -62,22 +63,29 @@ class Join(BaseModel):
     server_key: str = Field(min_length=40, max_length=40, description="the coordinator's CURVE public key, Z85")
     client_public: str = Field(min_length=40, max_length=40)
     client_secret: str = Field(min_length=40, max_length=40, repr=False)
-    command_key: str = Field(min_length=32, repr=False, description="hex; signs commands to ranks")
+    command_key: str = Field(pattern="^([0-9a-fA-F]{2}){16,}$", repr=False, description="hex; signs commands to ranks")
     http: str | None = Field(default=None, description="http://host:port of the coordinator's pages, if it serves any")
     run_dir: str | None = Field(default=None, description="the coordinator's run directory on its own host")
 
     def write(self, path: Path) -> None:
         """Write the join file with mode 0600, whole or not at all."""
-        tmp = path.with_name(f".{path.name}.{os.getpid()}")
-        fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as out:
-            out.write(self.model_dump_json(indent=1))
-        tmp.replace(path)
+        fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        tmp = Path(name)
+        try:
+            with os.fdopen(fd, "w") as out:
+                out.write(self.model_dump_json(indent=1))
+            tmp.replace(path)
+        except OSError:
+            tmp.unlink(missing_ok=True)
+            raise
 
     @staticmethod
     def read(path: Path) -> Join:
         """Read a join file. Raises OSError, or ValueError with one line saying what is wrong with it."""
         try:
             return Join.model_validate(json.loads(path.read_text()))
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()[:3])
+            raise ValueError(f"{path} is not a join file: {wrong}") from error
         except ValueError as error:
-            raise ValueError(f"{path} is not a join file: {str(error).splitlines()[0]}") from error
+            raise ValueError(f"{path} is not a join file: {error}") from error

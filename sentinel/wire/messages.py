@@ -24,7 +24,9 @@ class Phase(StrEnum):
     REDUCED = "reduced"  # what a collective returned
     CLIP = "clip"  # the norm that gradient clipping computed
     MISUSE = "misuse"  # calls in an order that scales, clips or steps wrongly; ``note`` names which
-    APPLIED = "applied"  # gradients as the optimizer was about to apply them; looked at only in rounds with other evidence
+    APPLIED = (
+        "applied"  # gradients as the optimizer was about to apply them; looked at only in rounds with other evidence
+    )
     EXIT = "exit"  # the rank raised or left while its round was open
 
 
@@ -130,10 +132,10 @@ class Evidence(_Message, frozen=True, array_like=True, tag="evidence", forbid_un
 class GroupSync(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """The gradient reductions of one process group in one round, as one rank saw them, small enough to send every round.
 
-    ``ranks`` (none: the whole world) come only with the first round that uses the group. ``identity`` combines op, dtype, size and,
-    where known, parameter of each collective in order; ``fingerprint`` combines the bits of the all-reduces' results that had their turn,
-    ``norm`` is the L2 norm of all of them (a float sum: equal only within rounding). ``audited`` is the index of the collective
-    whose sums are in ``sum_in`` and ``sum_out`` (of its input and result), -1 for none.
+    ``ranks`` (none: the whole world) come only with the first round that uses the group. ``identity`` combines op, dtype, size
+    and, where known, parameter of each collective in order. ``fingerprint`` combines the bits of the all-reduces' results that
+    had their turn; ``norm`` is the L2 norm of all of them (a float sum: equal only within rounding). ``audited`` is the index of
+    the collective whose sums are in ``sum_in`` and ``sum_out`` (of its input and result), -1 for none.
     """
 
     group: str

@@ -48,9 +48,7 @@ class Rank:
         self.commands: list[Command] = []
         self.threads: list[str] = []
         self.health = Health(3, lambda _reason: None)
-        self.channel = Channel(
-            address, identity=(0, 3, 0), key=KEY, health=self.health, on_command=self._told
-        )
+        self.channel = Channel(address, identity=(0, 3, 0), key=KEY, health=self.health, on_command=self._told)
 
     def _told(self, command: Command) -> None:
         self.commands.append(command)
@@ -242,7 +240,9 @@ def test_what_is_not_a_command_is_counted(relay: Relay, rank: Rank, frame: bytes
     assert rank.health.active
 
 
-@pytest.mark.xfail(strict=True, reason="refused commands are counted among the faults, and the next fault finds five of them")
+@pytest.mark.xfail(
+    strict=True, reason="refused commands are counted among the faults, and the next fault finds five of them"
+)
 def test_refused_frames_do_not_switch_the_agent_off(relay: Relay, rank: Rank) -> None:
     """However many forged commands come, the agent goes on watching: they are nobody's fault here."""
     for _ in range(20):

@@ -167,7 +167,9 @@ def test_a_dtensor_gives_its_local_shard(group: None, placement: Any) -> None:
     assert _look(tensor) == Check(4, 1, 0, 5.0)
 
 
-@pytest.mark.xfail(strict=True, reason="local_part does not ask contents.is_readable: reading such a tensor raises, or worse")
+@pytest.mark.xfail(
+    strict=True, reason="local_part does not ask contents.is_readable: reading such a tensor raises, or worse"
+)
 def test_a_freed_tensor_is_left_alone() -> None:
     """Sharded training shrinks storages that others still refer to: there is nothing to read any more."""
     tensor = torch.ones(8)

@@ -83,7 +83,9 @@ def test_the_user_s_own_interrupt_passes(health: Health, stop: type[BaseExceptio
     assert not health.faults
 
 
-@pytest.mark.xfail(strict=True, reason="disable() prints without a guard: a closed or broken stderr raises into training")
+@pytest.mark.xfail(
+    strict=True, reason="disable() prints without a guard: a closed or broken stderr raises into training"
+)
 @pytest.mark.parametrize("error", [BrokenPipeError, ValueError], ids=["broken pipe", "closed"])
 def test_a_broken_stderr_does_not_reach_the_training(
     health: Health, heard: list[str], monkeypatch: pytest.MonkeyPatch, error: type[Exception]

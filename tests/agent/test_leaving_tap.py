@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,7 +108,13 @@ def test_a_nonfinite_loss_in_the_frames_is_told(heard: Heard, value: float) -> N
 
 @pytest.mark.parametrize(
     "local",
-    [_loss(2.0), torch.tensor(NAN), torch.full((3,), NAN, requires_grad=True) * 2, NAN, nn.Parameter(torch.tensor(NAN))],
+    [
+        _loss(2.0),
+        torch.tensor(NAN),
+        torch.full((3,), NAN, requires_grad=True) * 2,
+        NAN,
+        nn.Parameter(torch.tensor(NAN)),
+    ],
     ids=["finite", "no history", "several elements", "a number", "a parameter"],
 )
 def test_other_values_in_the_frames_are_not_losses(heard: Heard, local: Any) -> None:
@@ -155,7 +160,9 @@ def test_looking_for_a_loss_keeps_nothing(heard: Heard) -> None:
     assert train() == 2
 
 
-@pytest.mark.xfail(strict=True, reason="a loss found in a frame is told again although its backward was seen rounds ago")
+@pytest.mark.xfail(
+    strict=True, reason="a loss found in a frame is told again although its backward was seen rounds ago"
+)
 def test_a_loss_that_was_already_told_is_not_told_again(watched: Watched) -> None:
     """A script that steps first and then leaves over its loss has one bad round, not two."""
     model = nn.Linear(2, 1)
@@ -281,7 +288,9 @@ def test_a_script_that_gives_up_over_its_loss_leaves_its_story(ends: dict[str, l
 
 
 @pytest.mark.e2e
-@pytest.mark.xfail(strict=True, reason="nothing is done on SIGTERM: the process dies with its round open and its queue unsent")
+@pytest.mark.xfail(
+    strict=True, reason="nothing is done on SIGTERM: the process dies with its round open and its queue unsent"
+)
 def test_a_script_that_is_terminated_leaves_its_story(ends: dict[str, list[Report]]) -> None:
     """A launcher that ends its ranks in the bad round does not end their evidence."""
     reports = ends["is terminated"]

@@ -440,7 +440,9 @@ def test_a_second_optimizer_that_steps_rarely(watched: Watched, game: Game, late
     assert watched.steps == sorted(watched.steps)
 
 
-@pytest.mark.xfail(strict=True, reason="a retroactive close counts as a step of the first optimizer, whoever owned the gradients")
+@pytest.mark.xfail(
+    strict=True, reason="a retroactive close counts as a step of the first optimizer, whoever owned the gradients"
+)
 def test_a_skipped_step_of_the_second_optimizer_does_not_count_twice(watched: Watched, game: Game) -> None:
     """An iteration whose generator step is left out is still one iteration."""
     for i in range(N):
@@ -461,7 +463,9 @@ def test_evidence_and_the_round_s_end_agree_on_the_step(watched: Watched, game: 
     assert {e.step for e in watched.evidence(Phase.LOSS)} == {0}
 
 
-@pytest.mark.xfail(strict=True, reason="only the first optimizer's rounds count; one that takes over later stands still")
+@pytest.mark.xfail(
+    strict=True, reason="only the first optimizer's rounds count; one that takes over later stands still"
+)
 def test_an_optimizer_that_takes_over(watched: Watched) -> None:
     """Training the head first and then everything, with a new optimizer: the counter goes on."""
     model = _net()

@@ -81,7 +81,6 @@ def test_a_wrapped_part_of_a_model_has_the_user_s_names(group: None) -> None:
     assert _names(naming) == ["encoder.weight", "encoder.bias", "head.weight", "head.bias"]
 
 
-@pytest.mark.xfail(strict=True, reason="parameters() asks roots in the order they came, so a layer names its parameters first")
 def test_the_outermost_root_gives_the_names(group: None) -> None:
     """FSDP2 is applied to each layer and then to the model: names are those within the model."""
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))

@@ -148,7 +148,9 @@ def test_uninstall_leaves_torch_as_it_was() -> None:
     assert torch.optim.Optimizer.__init__ is constructor
 
 
-@pytest.mark.xfail(strict=True, reason="the hook is compiled along with the step and returns at once, as it says it is compiling")
+@pytest.mark.xfail(
+    strict=True, reason="the hook is compiled along with the step and returns at once, as it says it is compiling"
+)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_compiled_step_is_heard(heard: Heard) -> None:
     """Compiling the optimizer, as torch's recipes do, does not stop the clock."""

@@ -208,7 +208,9 @@ def test_a_loop_s_own_reductions_are_read_before_wait_returns(watch: Callable[..
     assert watched.evidence() == []
 
 
-@pytest.mark.xfail(strict=True, reason="backward_begins closes a cleared round without joining, so a late result is the next round's")
+@pytest.mark.xfail(
+    strict=True, reason="backward_begins closes a cleared round without a join: a late result is the next round's"
+)
 def test_a_skipped_round_is_closed_after_its_checks(watched: Watched) -> None:
     """A reduce-scatter's result that nobody looked at yet belongs to the round that issued it, skipped or not."""
     model = nn.Linear(2, 1)

@@ -160,7 +160,9 @@ def _broken(*_args: Any) -> None:
     raise ValueError("no such thing")
 
 
-@pytest.mark.xfail(strict=True, reason="process.root_made calls the agent without a guard, from inside the wrappers' constructors")
+@pytest.mark.xfail(
+    strict=True, reason="process.root_made calls the agent without a guard, from inside the wrappers' constructors"
+)
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -181,7 +183,9 @@ def test_a_fault_at_a_wrapper_does_not_reach_the_script(
     assert sum(watched.faults.values()) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a list of modules is given to weakref.ref, which raises in the script's fully_shard call")
+@pytest.mark.xfail(
+    strict=True, reason="a list of modules is given to weakref.ref, which raises in the script's fully_shard call"
+)
 def test_several_modules_can_be_sharded_as_one_group(group: None) -> None:
     """``fully_shard`` takes a list of modules: the script gets what torch returns."""
     sentinel_agent.attach(goodbye_seconds=0.0)
@@ -189,7 +193,9 @@ def test_several_modules_can_be_sharded_as_one_group(group: None) -> None:
     assert sharding.fully_shard(layers) is layers
 
 
-@pytest.mark.xfail(strict=True, reason="late, only the defining module's fully_shard is wrapped, not the name users import")
+@pytest.mark.xfail(
+    strict=True, reason="late, only the defining module's fully_shard is wrapped, not the name users import"
+)
 def test_attached_late_it_knows_what_is_sharded(group: None) -> None:
     """Where FSDP was imported before the attach, ``torch.distributed.fsdp.fully_shard`` tells of its module all the same."""
     sentinel_agent.attach(goodbye_seconds=0.0)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from relay_client import wait_until
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
-from relay_client import wait_until
 from watched import Watched
 
 from sentinel.wire.messages import Phase, Role
@@ -74,7 +74,7 @@ def test_the_comm_hooks_of_torch_reduce_gradients(watched: Watched) -> None:
     assert _roles(watched) == [Role.GRADIENT, Role.GRADIENT]
 
 
-def _users_hook(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001 - torch compares annotations, and ours are strings
+def _users_hook(state, bucket):  # type: ignore[no-untyped-def]
     compressed = bucket.buffer().to(torch.float16)
     future = dist.all_reduce(compressed, async_op=True).get_future()
     return future.then(lambda f: f.value()[0].to(torch.float32))  # type: ignore[no-any-return]
@@ -89,7 +89,9 @@ def test_a_comm_hook_of_the_user_s_reduces_gradients(watched: Watched) -> None:
     assert _roles(watched) == [Role.GRADIENT]
 
 
-@pytest.mark.xfail(strict=True, reason="a user's hook is known by its layout only, and one bucket of several has none that is known")
+@pytest.mark.xfail(
+    strict=True, reason="a user's hook is known by its layout, and one bucket of several has none that is known"
+)
 def test_a_comm_hook_of_the_user_s_reduces_gradients_over_several_buckets(watched: Watched) -> None:
     """After the first iteration a large model has several buckets; none of them holds all gradients."""
     model = DistributedDataParallel(nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600)), bucket_cap_mb=1)
@@ -201,7 +203,9 @@ def test_a_layer_that_reduces_in_its_forward_reduces_activations(watched: Watche
     assert _roles(watched) == [Role.ACTIVATION]
 
 
-@pytest.mark.xfail(strict=True, reason="role() asks whether a backward ended in this round, and forwards follow it in an accumulation")
+@pytest.mark.xfail(
+    strict=True, reason="role() asks whether a backward ended in this round, and a forward may follow it"
+)
 def test_the_second_forward_of_an_accumulation_reduces_activations(watched: Watched) -> None:
     """That a backward of the same round is over does not make the next forward's statistics something of gradients."""
     model = Synchronised()
@@ -211,7 +215,9 @@ def test_the_second_forward_of_an_accumulation_reduces_activations(watched: Watc
     assert _roles(watched) == [Role.ACTIVATION]
 
 
-@pytest.mark.xfail(strict=True, reason="in backward, only files of torch's own are known to reduce activations; a user's are derived")
+@pytest.mark.xfail(
+    strict=True, reason="in backward, only torch's own files are known to reduce activations; a user's are derived"
+)
 def test_a_layer_that_reduces_in_its_backward_reduces_activations(watched: Watched) -> None:
     """The gradient of an activation is no parameter's gradient."""
     model = Synchronised()
@@ -253,7 +259,9 @@ def test_an_evaluation_between_steps_reduces_scalars_and_activations(watched: Wa
     assert _roles(watched) == [Role.ACTIVATION]
 
 
-@pytest.mark.xfail(strict=True, reason="caller() takes a stack without Python callers for the user; on an accelerator it is the engine's")
+@pytest.mark.xfail(
+    strict=True, reason="caller() takes a stack without Python callers for the user's; it is the engine's"
+)
 def test_a_kernel_called_by_no_python_code_is_called_by_autograd() -> None:
     """On an accelerator backward runs on threads of the engine's own, where no Python frame is above the reducer's call."""
     found: list[roles.Caller] = []

@@ -97,7 +97,9 @@ def test_a_mask_kept_as_a_buffer_is_meant() -> None:
     assert scan.buffers().names == ("running_mean",)
 
 
-@pytest.mark.xfail(strict=True, reason="a buffer that was not finite at the start is never looked at again, not even for NaN")
+@pytest.mark.xfail(
+    strict=True, reason="a buffer that was not finite at the start is never looked at again, not even for NaN"
+)
 def test_nan_in_a_masked_buffer_is_found() -> None:
     """Where -inf is meant, NaN is not."""
     model = nn.Linear(1, 1)
@@ -167,7 +169,9 @@ def test_sparse_gradients_can_be_cleared() -> None:
     assert scan.cleared()
 
 
-@pytest.mark.xfail(strict=True, reason="_is_cleared finds no values in an emptied sparse gradient and takes that for not cleared")
+@pytest.mark.xfail(
+    strict=True, reason="_is_cleared finds no values in an emptied sparse gradient and takes that for not cleared"
+)
 def test_sparse_gradients_can_be_zeroed() -> None:
     """``zero_grad(set_to_none=False)`` empties a sparse gradient."""
     model = nn.Embedding(5, 2, sparse=True)
@@ -212,7 +216,7 @@ def test_a_cast_that_overflows_has_finite_gradients_behind_it(watched: Watched) 
     assert wire.parameters == ()
 
 
-@pytest.mark.xfail(strict=True, reason="raw() asks a sparse gradient for its storage, which raises: the evidence is lost in a fault")
+@pytest.mark.xfail(strict=True, reason="raw() asks a sparse gradient for its storage, which raises: no evidence")
 def test_nan_in_a_sparse_gradient_is_named(watched: Watched) -> None:
     """DDP reduces an embedding's sparse gradient by itself; NaN in it is found like any other."""
     watched.expects_faults = True  # asserted on below
@@ -224,7 +228,7 @@ def test_nan_in_a_sparse_gradient_is_named(watched: Watched) -> None:
     assert [e.parameters for e in watched.evidence(Phase.WIRE)] == [("0.weight",)]
 
 
-@pytest.mark.xfail(strict=True, reason="raw() asks a sparse gradient for its storage, which raises: the evidence is lost in a fault")
+@pytest.mark.xfail(strict=True, reason="raw() asks a sparse gradient for its storage, which raises: no evidence")
 def test_nan_next_to_a_sparse_gradient_is_named(watched: Watched) -> None:
     """A sparse gradient that is there when a dense bucket goes bad does not hide it."""
     watched.expects_faults = True  # asserted on below

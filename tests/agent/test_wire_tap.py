@@ -28,18 +28,18 @@ class Spy:
     interested: bool = True
     during: Callable[[], Any] = lambda: None
 
-    def before(self, read: Callable[[], wire.Call]) -> Any:
+    def before(self, read: wire.Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Keep the call."""
-        call = read()
+        call = read(args, kwargs)
         self.calls.append(call)
-        self.reduce_ops.append(call.reduce_op())
+        self.reduce_ops.append(call.reduce_op)
         self.during()
         return len(self.calls) if self.interested else None
 
-    def after(self, token: Any, work: Callable[[], Any]) -> None:
+    def after(self, token: Any, result: Any) -> None:
         """Keep the work."""
         assert token == len(self.calls)
-        self.works.append(work())
+        self.works.append(wire.work_of(result))
 
     @property
     def ops(self) -> list[str]:

@@ -84,10 +84,16 @@ def uninstall() -> None:
     _listener = None
 
 
+def reader(name: str) -> Reader:
+    """How calls of the c10d op ``name`` are read."""
+    overload = getattr(torch.ops.c10d, name).default
+    return _reader(name, [argument.name for argument in overload._schema.arguments])
+
+
 def _kernel(name: str) -> Callable[..., Any]:
     overload = getattr(torch.ops.c10d, name).default
     below = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
-    read = _reader(name, [argument.name for argument in overload._schema.arguments])
+    read = reader(name)
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         listener = _listener

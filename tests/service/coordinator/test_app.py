@@ -231,7 +231,7 @@ def test_a_restart_opens_no_second_incident_for_a_known_fault(tmp_path: Path, re
     assert coordinator.stop(10)
     with Coordinator(settings) as again:
         assert [i.id for i in again.incidents()] == [i.id for i in before]
-        assert again.snapshot().runs[0].incidents == {"nonfinite_gradient": 1}
+        assert again.snapshot().runs[0].incidents == {("nonfinite_gradient", "critical"): 1}
         assert [run.run_id for run in IncidentReader(tmp_path).runs() if run.ended_at is None] == ["run"]
 
 

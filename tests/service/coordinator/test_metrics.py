@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from relay_client import closed, evidence, hello
 
-from sentinel.coordinator.metrics import MAX_REASONS, METRICS, label, new_registry
+from sentinel.coordinator.metric_table import METRICS
+from sentinel.coordinator.metrics import ENDED_SHOWN_SECONDS, MAX_REASONS, label, new_registry
 from sentinel.coordinator.run import Run
 from sentinel.coordinator.snapshot import Snapshot, run_snapshot
 from sentinel.incidents.events import Received
 from sentinel.incidents.model import Kind
-from sentinel.wire.messages import Counted, PartWritten
+from sentinel.wire.messages import Counted, GroupSync, PartWritten
 
 MAX_SERIES_PER_RUN = 500
 
@@ -32,17 +36,20 @@ def snapshot_of(*runs: Run) -> Snapshot:
 def busy_run(world_size: int, run_id: str = "run") -> Run:
     """A run in which every rank reported, dropped for reasons of its own, dumped, and some had faults."""
     run = Run(run_id, "key", Path("/nowhere"), 0.0)
+    sync = (GroupSync("0", (), world_size, 1, 7, 8, norm=2.0, audited_dtype="float16"),)
+    told = {"loss": 0.5, "loss_scale": 1024.0, "gradient_absmax": 1.0, "sync": sync}
     for rank in range(world_size):
         for report in (
             hello(rank, world_size),
-            closed(rank, 0),
+            msgspec.structs.replace(closed(rank, 0), **told),
             Counted(0, rank, 0, {f"reason-{rank % 100}": 1}, {f"fault-{rank % 100}": 1}),
             PartWritten(0, rank, 1, 1, 0, f"/p/{rank}", 100, 0.2, "" if rank else "no space"),
         ):
             run.feed(Received(report), 1.0)
     run.feed(Received(evidence(0, 1)), 2.0)
     for rank in range(world_size):
-        run.feed(Received(closed(rank, 1, evidence=int(rank == 0))), 2.0)
+        report = msgspec.structs.replace(closed(rank, 1, evidence=int(rank == 0)), at=1.5, **told)
+        run.feed(Received(report), 2.0)
     return run
 
 
@@ -97,21 +104,27 @@ def test_nothing_has_a_created_series(small: Run) -> None:
 def test_every_kind_exists_before_its_first_incident() -> None:
     """A counter that is born at 1 is invisible to increase(): all kinds, severities and states start at 0."""
     values = samples(scrape(Run("run", "key", Path("/nowhere"), 0.0)))
-    for kind in Kind:
-        assert values["sentinel_incidents_total", "run", kind.value] == 0
-    for severity in ("critical", "warning", "info"):
-        assert values["sentinel_incidents_open", "run", severity] == 0
+    for kind, severity in itertools.product(Kind, ("critical", "warning", "info")):
+        assert values["sentinel_incidents_total", "run", kind.value, severity] == 0
+        assert values["sentinel_incidents_open", "run", kind.value, severity] == 0
     assert values["sentinel_agents", "run", "running"] == 0
 
 
 def test_values_are_those_of_the_run(small: Run) -> None:
     """What happened in the run is what a scrape shows."""
     values = samples(scrape(small))
-    assert values["sentinel_incidents_total", "run", "nonfinite_gradient"] == 1
-    assert values["sentinel_incidents_open", "run", "critical"] == 1
+    assert values["sentinel_incidents_total", "run", "nonfinite_gradient", "critical"] == 1
+    assert values["sentinel_incidents_open", "run", "nonfinite_gradient", "critical"] == 1
     assert values["sentinel_agents", "run", "running"] == 64
     assert values["sentinel_agents_expected", "run"] == 64
     assert values["sentinel_rounds_checked_total", "run"] == 2
+    assert values["sentinel_step", "run"] == 1
+    assert [values["sentinel_loss", "run", stat] for stat in ("min", "mean", "max")] == [0.5, 0.5, 0.5]
+    assert values["sentinel_loss_scale", "run"] == 1024
+    assert values["sentinel_gradient_norm", "run"] == 2
+    assert values["sentinel_gradient_headroom_ratio", "run"] == 65504 / 64
+    assert values["sentinel_round_duration_seconds_count", "run"] == 1
+    assert values["sentinel_round_duration_seconds_sum", "run"] == 0.5
     assert values["sentinel_dump_duration_seconds_count", "run"] == 63
     assert values["sentinel_dump_duration_seconds_bucket", "run", "0.3"] == 63
     assert values["sentinel_dump_failures_total", "run", "part_error"] == 1
@@ -120,6 +133,39 @@ def test_values_are_those_of_the_run(small: Run) -> None:
     assert values["sentinel_frames_rejected_total", "protocol"] == 2
     assert values["sentinel_frames_rejected_total", "identity"] == 0
     assert values["sentinel_connections_denied_total",] == 1
+
+
+def test_an_open_incident_tells_where_it_is_until_it_is_resolved() -> None:
+    """An alert's text needs rank and step: one series for each of the ten newest open incidents, none after that."""
+    run = busy_run(2)
+    [(key, value)] = [(k, v) for k, v in samples(scrape(run)).items() if k[0] == "sentinel_incident_info"]
+    assert value == 1
+    assert {"nonfinite_gradient", "critical", "rank_local", "pre_reduce", "0", "1"} <= set(key)
+    for round_ in range(2, 40):
+        for rank in range(2):
+            run.feed(Received(closed(rank, round_)), 2.0 + round_)
+    assert not [k for k in samples(scrape(run)) if k[0] == "sentinel_incident_info"]
+
+
+def test_what_was_not_told_has_no_series() -> None:
+    """A run without a GradScaler, float16 or losses shows no scale, headroom or loss, not one of 0."""
+    run = Run("run", "key", Path("/nowhere"), 0.0)
+    for rank in range(2):
+        run.feed(Received(hello(rank)), 1.0)
+        run.feed(Received(closed(rank, 0)), 1.0)
+    shown = {k[0] for k in samples(scrape(run))}
+    assert "sentinel_step" in shown
+    assert not shown & {"sentinel_loss", "sentinel_loss_scale", "sentinel_gradient_headroom_ratio"}
+
+
+def test_a_standing_coordinator_sheds_runs_that_ended_long_ago() -> None:
+    """A run is scraped for a while after its end, so that no alert misses it, and then its series end."""
+    run = busy_run(2)
+    run.end(10.0)
+    for age, is_shown in ((ENDED_SHOWN_SECONDS - 1, True), (ENDED_SHOWN_SECONDS + 1, False)):
+        snapshot = dataclasses.replace(snapshot_of(run), taken_at=10.0 + age)
+        text = generate_latest(new_registry(lambda snapshot=snapshot: snapshot)).decode()
+        assert ('job_id="run"' in text) == is_shown
 
 
 def test_open_ended_reasons_are_bounded_and_summed(small: Run) -> None:

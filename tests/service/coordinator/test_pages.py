@@ -67,7 +67,7 @@ def test_metrics_speak_both_formats(served: Coordinator) -> None:
     assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
     assert openmetrics.text.endswith("# EOF\n")
     for scraped in (plain, openmetrics):
-        assert 'kind="nonfinite_gradient"} 1' in scraped.text
+        assert 'kind="nonfinite_gradient",severity="critical"} 1' in scraped.text
 
 
 def test_health_turns_when_the_loop_is_stuck(served: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ LEFT = collective(group="left", ranks=(0, 1))
 RIGHT = collective(group="right", ranks=(2, 3))
 TENSOR_PARALLEL = collective(ACTIVATION, group="tp", ranks=(0, 1))
 
-
 GRADIENT = Kind.NONFINITE_GRADIENT
 DECIDES = {
     "parameters_at_start": (Kind.NONFINITE_PARAMETERS, Stage.INIT_WEIGHTS, Severity.CRITICAL),
@@ -29,6 +28,7 @@ DECIDES = {
     "sum_overflow": (GRADIENT, Stage.POST_REDUCE, Severity.CRITICAL),
     "damaged_reduction": (Kind.BAD_REDUCTION, Stage.POST_REDUCE, Severity.CRITICAL),
     "reduced_incomplete": (GRADIENT, Stage.POST_REDUCE, Severity.CRITICAL),
+    "buffers": (Kind.NONFINITE_BUFFERS, Stage.FORWARD, Severity.CRITICAL),
     "loss_only": (Kind.NONFINITE_LOSS, Stage.FORWARD, Severity.WARNING),
 }
 """Kind, stage and severity that each rule's verdict has."""
@@ -240,6 +240,14 @@ REDUCTION_ROWS = [
         "wire_cast",
         EVERY,
         (0, 1),
+        Cause.COMMUNICATION,
+    ),
+    Row(
+        "compression made NaN before the first collective, at the gradients' own width",
+        Round(2, 3).wire(1, raw=FINITE).reduced(),
+        "wire_cast",
+        LOCAL,
+        (1,),
         Cause.COMMUNICATION,
     ),
     Row(

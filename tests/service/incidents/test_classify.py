@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from service.incidents.rounds import (
     ACTIVATION,
@@ -19,7 +21,7 @@ from service.incidents.rounds import (
 from service.incidents.stories import DECIDES, EVERY, LOCAL, STORIES, Row
 
 from sentinel.incidents.classify import RULES, Quiet, classify
-from sentinel.incidents.model import Cause
+from sentinel.incidents.model import Cause, Verdict
 from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS, ScalerHistory
 from sentinel.wire.messages import ClosedBy, Phase
 
@@ -34,15 +36,6 @@ SCALER_ROWS = [
         (1,),
         Cause.NUMERICS,
         scaler=STEPPED,
-    ),
-    Row(
-        "a search that has not ended after twenty skips is no search",
-        Round(2, 30).nan_gradient(1, found=INF).scaler_skip(0.0625),
-        "raw_gradient",
-        LOCAL,
-        (1,),
-        Cause.NUMERICS,
-        scaler=ScalerHistory(consecutive_skips=MAX_CONSECUTIVE_SKIPS),
     ),
     Row(
         "a scaler's skip with a nonfinite loss is not the scale's doing, even at the start",
@@ -78,7 +71,18 @@ SCALER_ROWS = [
     ),
 ]
 
-ROWS = [*STORIES, *SCALER_ROWS]
+BUFFER_ROWS = [
+    Row(
+        "the statistics of one rank's BatchNorm overflowed, and its loss did not",
+        Round(2, 3).saw(Phase.BUFFERS, 1, parameters=("norm.running_var",)),
+        "buffers",
+        LOCAL,
+        (1,),
+        Cause.DATA,
+    ),
+]
+
+ROWS = [*STORIES, *SCALER_ROWS, *BUFFER_ROWS]
 
 QUIET_ROWS = [
     ("the scaler's first scale is too high", Round(2, 0).nan_gradient(1, found=INF).scaler_skip(65536.0), None),
@@ -145,6 +149,11 @@ def test_what_reaches_no_gradient_loss_or_parameter_is_quiet(sentence: str, told
     assert classify(told.view()) is Quiet.NOTHING_CONFIRMED
 
 
+def test_an_output_of_a_skipped_round_stands_in_for_no_loss() -> None:
+    """A backward followed, so the loss itself was looked at and was finite."""
+    assert classify(Round(2, 9).saw(Phase.OUTPUT, 0).scaler_skip().view(STEPPED)) is Quiet.NOTHING_CONFIRMED
+
+
 @pytest.mark.parametrize(
     ("earlier", "later"),
     [
@@ -172,6 +181,12 @@ def test_a_view_of_a_round_without_evidence_is_quiet() -> None:
     assert classify(Round(2).view()) is Quiet.NOTHING_CONFIRMED
 
 
+def test_skips_beyond_a_search_are_told_as_the_collapse_alone() -> None:
+    """After twenty skips in a row rule 15 tells the collapse; each further skip is not a fault of its own."""
+    told = Round(2, 30).nan_gradient(1, found=INF).scaler_skip(0.0625)
+    assert classify(told.view(ScalerHistory(consecutive_skips=MAX_CONSECUTIVE_SKIPS))) is Quiet.SCALER_COLLAPSED
+
+
 def test_every_rule_has_a_row() -> None:
     """A rule that no row names is a rule nobody tells a story about."""
     told = {row.rule for row in ROWS}
@@ -196,6 +211,30 @@ def test_the_reason_of_a_local_fault_clears_the_others() -> None:
 def test_ranks_with_missing_reports_are_not_cleared() -> None:
     """Nobody is called innocent whose reports did not come."""
     assert "contributed finite" not in verdict_of(Round(2, 3).nan_gradient(1).unclosed(0)).reason
+
+
+@pytest.mark.parametrize("told", [Round(2, 3).loss(), Round(2, 3).nan_gradient(0, 1)], ids=["loss", "gradients"])
+def test_a_loss_that_grew_before_it_broke_points_at_the_optimization(told: Round) -> None:
+    """All ranks at once after a growing loss: a learning rate too high rather than the arithmetic."""
+    grown = dataclasses.replace(told.view(), losses_grew=True)
+    assert [verdict.cause for view in (told.view(), grown) if isinstance(verdict := classify(view), Verdict)] == [
+        Cause.NUMERICS,
+        Cause.OPTIMIZATION,
+    ]
+
+
+def test_parameters_are_named_by_the_applied_gradients_where_the_wire_has_no_names() -> None:
+    """A compressed buffer is nobody's parameter; what the optimizer was about to apply has names."""
+    told = Round(2, 3).wire(0, of=DERIVED, raw=FINITE, parameters=()).saw(Phase.APPLIED, parameters=("head.weight",))
+    verdict = verdict_of(told)
+    assert verdict.parameters == ("head.weight",)
+    assert "head.weight" in verdict.reason
+
+
+def test_nonfinite_buffers_are_never_a_search() -> None:
+    """The loss scale does not touch the forward: BatchNorm keeps this NaN whether the step is skipped or not."""
+    told = Round(2, 0).saw(Phase.BUFFERS, 1).nan_gradient(1, found=INF).scaler_skip(65536.0)
+    assert isinstance(classify(told.view()), Verdict)
 
 
 def test_a_sum_overflow_names_the_bound_and_the_limit() -> None:

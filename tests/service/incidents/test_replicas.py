@@ -132,7 +132,6 @@ def test_norms_that_rounding_does_not_explain_are_unequal_results() -> None:
     assert verdict.rule == "unequal_results"
 
 
-@pytest.mark.xfail(strict=True, reason="suspects come of the fingerprints even where only the norms differ")
 def test_the_rank_whose_norm_differs_is_the_suspect() -> None:
     """Equal fingerprints accuse nobody; the norm does."""
     assert only(found(synced(3, {1: {"norm": 1.1}}))).verdict.suspect_ranks == (1,)

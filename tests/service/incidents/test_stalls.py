@@ -9,7 +9,8 @@ from sentinel.incidents.finding import Finding
 from sentinel.incidents.habits import REASONS, judge
 from sentinel.incidents.history import History
 from sentinel.incidents.model import Attribution, Kind, Severity, Stage
-from sentinel.incidents.stalls import SKIP_ROUNDS, ZERO_ROUNDS, ZERO_ROUNDS_LATER
+from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS
+from sentinel.incidents.stalls import ZERO_ROUNDS, ZERO_ROUNDS_LATER
 from sentinel.wire.messages import ClosedBy, Phase
 
 SKIPPED = {"closed_by": ClosedBy.FRAMEWORK_SKIPPED, "skipped": True}
@@ -73,7 +74,7 @@ def skips(history: History, scales: list[float], *, first: int = 0) -> list[Find
 
 def test_twenty_skips_in_a_row_are_a_collapse_told_once() -> None:
     """Dated to the first skip, on all ranks."""
-    one = only(skips(History(), [2.0 ** (16 - i // 2) for i in range(2 * SKIP_ROUNDS)], first=3))
+    one = only(skips(History(), [2.0 ** (16 - i // 2) for i in range(2 * MAX_CONSECUTIVE_SKIPS)], first=3))
     assert (one.verdict.rule, one.verdict.kind, one.verdict.stage) == (
         "scaler_collapse",
         Kind.SCALER_COLLAPSE,
@@ -87,7 +88,7 @@ def test_a_scale_below_one_is_a_collapse_sooner() -> None:
     assert only(skips(History(), [2.0, 1.0, 0.5, 0.25])).round == 0
 
 
-@pytest.mark.parametrize("scales", [[2.0 ** (16 - i) for i in range(SKIP_ROUNDS - 4)], [0.5, 0.25]])
+@pytest.mark.parametrize("scales", [[2.0 ** (16 - i) for i in range(MAX_CONSECUTIVE_SKIPS - 4)], [0.5, 0.25]])
 def test_a_search_is_no_collapse(scales: list[float]) -> None:
     """From 2**16 down to 1, or a single dip."""
     assert skips(History(), scales) == []
@@ -96,9 +97,9 @@ def test_a_search_is_no_collapse(scales: list[float]) -> None:
 def test_a_step_in_between_starts_the_count_anew() -> None:
     """Skips now and then are ordinary."""
     history = History()
-    for start in range(0, 100, SKIP_ROUNDS):
-        assert skips(history, [1024.0] * (SKIP_ROUNDS - 1), first=start) == []
-        assert found(Round(2, start + SKIP_ROUNDS - 1).closed(loss_scale=512.0), history) == []
+    for start in range(0, 100, MAX_CONSECUTIVE_SKIPS):
+        assert skips(history, [1024.0] * (MAX_CONSECUTIVE_SKIPS - 1), first=start) == []
+        assert found(Round(2, start + MAX_CONSECUTIVE_SKIPS - 1).closed(loss_scale=512.0), history) == []
 
 
 # --- zeros ---------------------------------------------------------------------------------------------------------------
@@ -173,7 +174,6 @@ def test_two_habits_are_two_findings() -> None:
     assert sorted(seen) == [(first, (1,)), (second, (0, 1))]
 
 
-@pytest.mark.xfail(strict=True, reason="habits of one kind and stage on the same ranks are taken for the same fault")
 def test_two_habits_are_two_incidents() -> None:
     """Clipping scaled gradients and scaling under bfloat16 are two things to mend."""
     world = World(2)

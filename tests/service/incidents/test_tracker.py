@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from service.incidents.rounds import HALF_BUCKET, INF, Round, World, saved
 
-from sentinel.incidents.events import RequestParts, RunEnded, SaveIncident
-from sentinel.incidents.model import Attribution, Kind, Severity, Stage, State, utc
-from sentinel.incidents.tracker import JUDGE_SECONDS, RESOLVE_ROUNDS, SAME_FAULT_ROUNDS
+from sentinel.incidents.book import SAME_FAULT_ROUNDS
+from sentinel.incidents.events import Command, RequestParts, RunEnded, SaveIncident
+from sentinel.incidents.model import Attribution, Cause, Kind, Stage, State, utc
+from sentinel.incidents.tracker import JUDGE_SECONDS, RESOLVE_ROUNDS
 from sentinel.wire.messages import ClosedBy, Counted, Phase
 
 
@@ -200,6 +201,46 @@ def test_incident_ids_are_unique() -> None:
     assert len({i.id for i in world.incidents}) == 3
 
 
+def test_a_growing_loss_is_remembered_when_it_breaks() -> None:
+    """A thousandfold within the last rounds: the optimization is the first suspicion."""
+    world = World(2)
+    world.tell(*(world.round().closed(loss=loss) for loss in (2.0, 30.0, 9_000.0)))
+    world.tell(world.round().loss().nan_gradient(0, 1).closed(loss=float("nan")))
+    assert world.incident.cause is Cause.OPTIMIZATION
+
+
+def test_a_settled_loss_that_breaks_is_a_matter_of_numerics() -> None:
+    """Ordinary ups and downs are no growth."""
+    world = World(2)
+    world.tell(*(world.round().closed(loss=loss) for loss in (2.0, 30.0, 0.5, 4.0)))
+    world.tell(world.round().loss().nan_gradient(0, 1).closed(loss=float("nan")))
+    assert world.incident.cause is Cause.NUMERICS
+
+
+def test_a_fault_in_every_round_is_counted_each_time_and_saved_now_and_then() -> None:
+    """A run that trains on with nonfinite weights for days does not write to disk every round, and loses no count."""
+    world = World(2)
+    world.tell(world.round().nan_gradient(1))
+    commands: list[Command] = []
+    for _ in range(99):
+        world.now += 0.01
+        commands += world.tell(world.round().nan_gradient(0, 1).closed(params_nonfinite=True))
+    assert world.incident.occurrences == 100
+    assert len(saved(commands)) < 20
+    (last,) = saved(world.feed(RunEnded()))
+    assert last.incident.occurrences == 100
+
+
+def test_what_was_counted_and_not_saved_is_saved_a_moment_later() -> None:
+    """Time alone is enough."""
+    world = World(2)
+    world.tell(world.round().nan_gradient(1))
+    for _ in range(4):
+        world.tell(world.round().nan_gradient(0, 1).closed(params_nonfinite=True))
+    assert [s.incident.occurrences for s in saved(world.wait(1.5))] == [5]
+    assert saved(world.wait(1.5)) == []
+
+
 # --- resolved, restarted -------------------------------------------------------------------------------------------------
 
 
@@ -258,61 +299,6 @@ def test_rounds_of_two_attempts_do_not_mix() -> None:
     told = world.round().nan_gradient(1)
     assert saved(world.feed(*told.evidence(), *told.closings(1))) == []
     assert saved(world.feed(*told.closings(0)))
-
-
-# --- the scaler ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_settling_scaler_is_counted_and_opens_nothing() -> None:
-    """Sixteen skips at the start, then training."""
-    world = World(2)
-    for halvings in range(16):
-        told = world.round().nan_gradient(0, 1, found=INF).scaler_skip(2.0 ** (16 - halvings))
-        assert world.tell(told) == []
-    world.healthy(5, scale=1.0)
-    assert world.incidents == []
-    assert world.tracker.counts.benign_skips == 16
-
-
-def test_a_scaler_that_never_settles_is_an_incident() -> None:
-    """After twenty skips in a row the scale is not the reason; the incident is dated to the first of them."""
-    world = World(2)
-    world.healthy(2, scale=65536.0)
-    for halvings in range(22):
-        world.tell(world.round().nan_gradient(1, found=INF).scaler_skip(2.0 ** (16 - halvings)))
-    first = world.incidents[0]
-    assert (first.kind, first.round, first.step) == (Kind.SCALER_COLLAPSE, 2, 2)
-
-
-@pytest.mark.xfail(strict=True, reason="raw_gradient tells the collapse's next skip as a fault of its own")
-def test_a_scaler_that_never_settles_is_one_incident() -> None:
-    """The skips that go on after the collapse was told are the same story."""
-    world = World(2)
-    for halvings in range(30):
-        world.tell(world.round().nan_gradient(0, 1, found=INF).scaler_skip(2.0 ** (16 - halvings)))
-    assert [i.kind for i in world.incidents] == [Kind.SCALER_COLLAPSE]
-
-
-@pytest.mark.xfail(
-    strict=True, reason="echoes are compared too, so a scaler that skips them collapses in its own right"
-)
-def test_a_scaler_that_skips_echoes_has_not_collapsed() -> None:
-    """Parameters are nonfinite since round 5; that no scale helps is its consequence and updates that incident."""
-    world = World(2)
-    world.healthy(5, scale=1024.0)
-    world.tell(world.round().nan_gradient(1).closed(loss_scale=1024.0))
-    for _ in range(25):
-        echo = world.round().nan_gradient(0, 1).saw(Phase.PARAMS).scaler_skip(512.0)
-        world.tell(echo.closed(ClosedBy.SCALER_SKIP, params_nonfinite=True))
-    assert [i.kind for i in world.incidents] == [Kind.NONFINITE_GRADIENT]
-
-
-def test_nan_in_mid_run_is_an_incident_though_the_scaler_skips_it() -> None:
-    """The scale did well before, and nothing overflowed."""
-    world = World(2)
-    world.healthy(5, scale=1024.0)
-    world.tell(world.round().nan_gradient(1).scaler_skip(1024.0))
-    assert (world.incident.suspect_ranks, world.incident.severity) == ((1,), Severity.CRITICAL)
 
 
 # --- late and repeated reports -------------------------------------------------------------------------------------------

@@ -1,0 +1,207 @@
+"""Where values come from and what protects them: names followed to their binding, guards against zero, conditions around code.
+
+Owns the little data flow that rules need, inside one function (or a script's top level). Where it cannot tell it says "guarded":
+a linter that cries wolf is switched off.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from sentinel.postmortem.lint.expressions import CLAMPS, SHAPES, is_epsilon, operation
+from sentinel.postmortem.lint.source import Scope, Source, dotted, same
+
+DEPTH = 6
+_SPREADING = frozenset({"sum", "mean", "sqrt", "norm", "prod"})
+
+
+def binding(source: Source, name: ast.Name) -> ast.expr | None:
+    """The expression last bound to ``name`` before its use, in its function or at the top level; None if that is not known."""
+    for scope in (source.scope(name), source.tree):
+        before = [value for at, value in _bindings(source, scope, name.id) if at < _start(name)]
+        if before:
+            return before[-1]
+        if _is_parameter(scope, name.id):
+            return None
+    return None
+
+
+def resolve(source: Source, node: ast.expr | None) -> ast.expr | None:
+    """``node``, or what it was bound to if it is a name whose binding is known."""
+    for _ in range(DEPTH):
+        if not isinstance(node, ast.Name):
+            break
+        bound = binding(source, node)
+        if bound is None:
+            break
+        node = bound
+    return node
+
+
+def core(source: Source, node: ast.expr | None) -> ast.expr | None:
+    """``node`` without reshapes, casts and indexing around it, names followed: where its values were computed."""
+    for _ in range(2 * DEPTH):
+        node = resolve(source, node)
+        op = operation(source, node)
+        if op is not None and op.name in SHAPES and op.subject is not None:
+            node = op.subject
+        elif isinstance(node, ast.Subscript):
+            node = node.value
+        else:
+            break
+    return node
+
+
+def derivation(source: Source, node: ast.AST, depth: int = DEPTH) -> Iterator[ast.AST]:
+    """Every node of an expression, and of what its names were bound to."""
+    for inner in ast.walk(node):
+        yield inner
+        if depth and isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load):
+            bound = binding(source, inner)
+            if bound is not None:
+                yield from derivation(source, bound, depth - 1)
+
+
+def is_guarded(source: Source, node: ast.expr | None, depth: int = DEPTH) -> bool:
+    """True if the value cannot be zero as written (an epsilon added, a clamp), or was tested or repaired nearby."""
+    if node is None or depth == 0:
+        return True
+    if is_tested(source, node):
+        return True
+    if isinstance(node, ast.Name):
+        bound = binding(source, node)
+        return _is_repaired(source, node) or (bound is not None and is_guarded(source, bound, depth - 1))
+    if isinstance(node, ast.BinOp):
+        return _is_guarded_arithmetic(source, node, depth)
+    if isinstance(node, ast.IfExp | ast.BoolOp):
+        return True
+    if isinstance(node, ast.Subscript):
+        return is_guarded(source, node.value, depth - 1)
+    return _is_guarded_call(source, node, depth)
+
+
+def is_tested(source: Source, node: ast.expr) -> bool:
+    """True if a condition in the same function looks at this value (``if mask.any():`` for ``mask.sum()``)."""
+    watched = [node, *_subjects(source, node)]
+    for test in _tests(source, source.scope(node)):
+        inner = [part for part in ast.walk(test) if isinstance(part, ast.expr)]
+        if any(same(part, one) for part in inner for one in watched if not isinstance(one, ast.Constant)):
+            return True
+    return False
+
+
+def without_gradient(source: Source, node: ast.AST) -> bool:
+    """True inside ``torch.no_grad()`` and the like: nothing flows back through the code there."""
+    for outer in source.parents(node):
+        marks: list[ast.expr] = []
+        if isinstance(outer, ast.With | ast.AsyncWith):
+            marks = [item.context_expr for item in outer.items]
+        elif isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+            marks = outer.decorator_list
+        names = (dotted(mark.func if isinstance(mark, ast.Call) else mark) for mark in marks)
+        if any(name.rpartition(".")[2] in ("no_grad", "inference_mode") for name in names):
+            return True
+    return False
+
+
+def _bindings(source: Source, scope: Scope, name: str) -> Iterator[tuple[tuple[int, int], ast.expr]]:
+    for node in source.inside(scope, ast.Assign, ast.AnnAssign, ast.NamedExpr):
+        if isinstance(node, ast.Assign):
+            pairs = [pair for target in node.targets for pair in _pairs(target, node.value)]
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            pairs = [(node.target, node.value)]
+        else:
+            continue
+        for target, value in pairs:
+            if isinstance(target, ast.Name) and target.id == name:
+                yield (value.end_lineno or value.lineno, value.end_col_offset or 0), value
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    if isinstance(target, ast.Tuple | ast.List):
+        if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts):
+            for inner, one in zip(target.elts, value.elts, strict=True):
+                yield from _pairs(inner, one)
+    else:
+        yield target, value
+
+
+def _start(node: ast.expr) -> tuple[int, int]:
+    return (node.lineno, node.col_offset)
+
+
+def _is_parameter(scope: Scope, name: str) -> bool:
+    if isinstance(scope, ast.Module):
+        return False
+    arguments = scope.args
+    return name in {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+
+
+def _is_repaired(source: Source, name: ast.Name) -> bool:
+    """``std[std == 0] = 1``, ``std.clamp_(min=…)``, ``std += eps`` anywhere in the function."""
+    scope = source.scope(name)
+    for node in source.inside(scope, ast.Assign, ast.AugAssign, ast.Call):
+        if isinstance(node, ast.Call):
+            target: ast.expr | None = node.func.value if isinstance(node.func, ast.Attribute) else None
+            if not (isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_")):
+                target = None
+        elif isinstance(node, ast.AugAssign):
+            target = node.target
+        else:
+            first = node.targets[0] if isinstance(node, ast.Assign) else None
+            target = first.value if isinstance(first, ast.Subscript) else None
+        if isinstance(target, ast.Name) and target.id == name.id:
+            return True
+    return False
+
+
+def _is_guarded_arithmetic(source: Source, node: ast.BinOp, depth: int) -> bool:
+    if isinstance(node.op, ast.Add) and (is_epsilon(node.left) or is_epsilon(node.right)):
+        return True
+    if isinstance(node.op, ast.Add | ast.Mult | ast.Div | ast.Pow):
+        return any(
+            is_guarded(source, side, depth - 1)
+            for side in (node.left, node.right)
+            if not isinstance(side, ast.Constant)
+        )
+    return False
+
+
+def _is_guarded_call(source: Source, node: ast.expr, depth: int) -> bool:
+    if isinstance(node, ast.Call) and dotted(node.func) == "max" and len(node.args) > 1:
+        return True
+    op = operation(source, node)
+    if op is None:
+        return isinstance(node, ast.Call) and bool(source.canonical(node.func))
+    if op.name in CLAMPS or (op.name == "max" and op.arguments) or (op.name == "add" and op.arguments):
+        return True
+    if op.name in SHAPES or op.name in _SPREADING:
+        return op.subject is not None and is_guarded(source, op.subject, depth - 1)
+    return False
+
+
+def _subjects(source: Source, node: ast.expr) -> Iterator[ast.expr]:
+    """``mask`` of ``mask.float().sum()``: what a test would look at instead of the value itself."""
+    op = operation(source, node)
+    while op is not None and op.subject is not None:
+        yield op.subject
+        op = operation(source, op.subject)
+
+
+def _tests(source: Source, scope: Scope) -> Iterator[ast.expr]:
+    for node in source.inside(scope, ast.If, ast.IfExp, ast.While, ast.Assert):
+        yield from _comparing(node.test)
+
+
+def _comparing(test: ast.expr) -> Iterator[ast.expr]:
+    """The parts of a condition that look at a value, not only at whether it is there (``is not None``, ``if mask:``)."""
+    if isinstance(test, ast.BoolOp):
+        for part in test.values:
+            yield from _comparing(part)
+    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _comparing(test.operand)
+    elif isinstance(test, ast.Compare) and not any(isinstance(op, ast.Is | ast.IsNot) for op in test.ops):
+        yield test
+    elif isinstance(test, ast.Call) and dotted(test.func) not in ("isinstance", "hasattr", "callable"):
+        yield test
