@@ -23,7 +23,7 @@ from sentinel.incidents.model import Incident, Verdict
 from sentinel.incidents.roster import RankState, Roster
 from sentinel.incidents.scaler import ScalerHistory
 from sentinel.incidents.window import RoundWindow
-from sentinel.wire.messages import Counted, Evidence, Goodbye, PartWritten, Report, RoundClosed
+from sentinel.wire.messages import Counted, Evidence, Goodbye, Hello, PartWritten, Report, RoundClosed
 
 JUDGE_SECONDS = 3.0
 """A round with evidence is judged with what is there once nothing has come for it for this long."""
@@ -137,7 +137,7 @@ class Tracker:
 
     def _may_be_ready(self, event: Event, now: float) -> bool:
         """A report can make only its own round ready at once; what a rank's end makes ready, the next tick finds."""
-        if not isinstance(event, Received):
+        if not isinstance(event, Received) or isinstance(event.report, Hello):
             return True
         if not isinstance(event.report, Evidence | RoundClosed):
             return False

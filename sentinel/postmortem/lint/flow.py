@@ -13,6 +13,7 @@ from sentinel.postmortem.lint.expressions import CLAMPS, SHAPES, is_epsilon, ope
 from sentinel.postmortem.lint.source import Scope, Source, dotted, same
 
 DEPTH = 6
+_REPAIRS = frozenset({"clamp_", "clamp_min_", "clip_", "add_", "masked_fill_", "fill_", "nan_to_num_", "index_fill_"})
 _SPREADING = frozenset({"sum", "mean", "sqrt", "norm", "prod"})
 
 
@@ -141,11 +142,11 @@ def _is_parameter(scope: Scope, name: str) -> bool:
 def _is_repaired(source: Source, name: ast.Name) -> bool:
     """``std[std == 0] = 1``, ``std.clamp_(min=…)``, ``std += eps`` anywhere in the function."""
     scope = source.scope(name)
+    target: ast.expr | None
     for node in source.inside(scope, ast.Assign, ast.AugAssign, ast.Call):
         if isinstance(node, ast.Call):
-            target: ast.expr | None = node.func.value if isinstance(node.func, ast.Attribute) else None
-            if not (isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_")):
-                target = None
+            repairs = isinstance(node.func, ast.Attribute) and node.func.attr in _REPAIRS
+            target = node.func.value if repairs and isinstance(node.func, ast.Attribute) else None
         elif isinstance(node, ast.AugAssign):
             target = node.target
         else:
@@ -173,7 +174,7 @@ def _is_guarded_call(source: Source, node: ast.expr, depth: int) -> bool:
         return True
     op = operation(source, node)
     if op is None:
-        return isinstance(node, ast.Call) and bool(source.canonical(node.func))
+        return False
     if op.name in CLAMPS or (op.name == "max" and op.arguments) or (op.name == "add" and op.arguments):
         return True
     if op.name in SHAPES or op.name in _SPREADING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from sentinel.postmortem.lint.expressions import identifiers
 from sentinel.postmortem.lint.finding import Hit, Rule
 from sentinel.postmortem.lint.flow import derivation
 from sentinel.postmortem.lint.source import Source, code, dotted
@@ -42,7 +41,7 @@ def _is_filled(source: Source, made: ast.stmt, name: str) -> bool:
     """True if the parameter is written anywhere in the file, or all parameters of the class are in some general way."""
     for call in source.calls:
         writes = source.canonical(call.func).rpartition(".")[2].endswith("_") or "init" in dotted(call.func)
-        named = name in set(identifiers(call.func)) | {n for a in call.args for n in identifiers(a)}
+        named = any(_has_attribute(part, name) for part in (call.func, *call.args))
         if writes and named:
             return True
         if dotted(call.func).rpartition(".")[2] in (
@@ -56,9 +55,13 @@ def _is_filled(source: Source, made: ast.stmt, name: str) -> bool:
                 return True
     for node in source.every(ast.Assign, ast.AugAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if node is not made and any(name in identifiers(t) for t in targets):
+        if node is not made and any(_has_attribute(t, name) for t in targets):
             return True
     return False
+
+
+def _has_attribute(node: ast.AST, name: str) -> bool:
+    return any(isinstance(part, ast.Attribute) and part.attr == name for part in ast.walk(node))
 
 
 def _poisoned_buffers(source: Source) -> Iterator[Hit]:
