@@ -22,14 +22,15 @@ from sentinel_agent.errors import Health
 from sentinel_agent.evidence import Evidencing
 from sentinel_agent.identity import Identity
 from sentinel_agent.ledger import Ledger
-from sentinel_agent.naming import Naming, user_name
+from sentinel_agent.naming import Naming
 from sentinel_agent.patching import restore
 from sentinel_agent.roots import find_roots
 from sentinel_agent.rounds import Round
 from sentinel_agent.scan import Scan
 from sentinel_agent.stopwatch import Stopwatch
-from sentinel_agent.taps import batches, clip, leaving, loss, optimizer, wire
+from sentinel_agent.taps import batches, clip, comm_hook, leaving, loss, optimizer, wire
 from sentinel_agent.taps.scaler import ScalerTap
+from sentinel_agent.taps.termination import Termination
 from sentinel_agent.window import Window
 
 
@@ -56,6 +57,7 @@ class Agent:
             health=self.health,
             on_command=self._command,
         )
+        self.termination = Termination(self._terminated, self.health)
         self._first_forward_due = True
         self._misuses: set[str] = set()
         self._clean = True
@@ -70,6 +72,7 @@ class Agent:
         self.before = guarded("wire", self._maybe_fail("wire", self.ledger.reductions.before))
         self.after = guarded("wire_result", self.ledger.reductions.after)
         wire.install(self)
+        comm_hook.install(dist)
         optimizer.install(self._optimizer_steps, self._optimizer_made, self.health)
         self.scaler.install()
         loss.install(
@@ -77,7 +80,8 @@ class Agent:
         )
         clip.install(self._clipping, self._clipped, self.ledger.pending.join, self.health)
         batches.install_loader_tap(lambda: self if self.health.active else None, guarded)
-        leaving.install(self.ledger.loss, self._leaving, self.goodbye, self.health)
+        leaving.install(self.ledger.loss_left_behind, self._leaving, self.goodbye, self.health)
+        self.termination.install()
         os.register_at_fork(after_in_child=self._forked)
 
     # --- what the taps feed --------------------------------------------------------------------------------------------
@@ -88,7 +92,13 @@ class Agent:
             batches.watch_root(module)
             self.ledger.layouts.learn(self.naming.parameters())
             if isinstance(module, nn.parallel.DistributedDataParallel):
-                self.ledger.replicas.replicate(module.process_group.group_name, replicated_parameters(module))
+                self.ledger.replicas.replicate(module.process_group.group_name, self._replicated(module))
+
+    def _replicated(self, wrapper: nn.parallel.DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:
+        """What a DDP keeps equal over its group: trained parameters, less those it was told to ignore."""
+        ignored = set(wrapper.parameters_to_ignore)
+        kept = {id(p) for n, p in wrapper.module.named_parameters() if p.requires_grad and n not in ignored}
+        return [(name, p) for name, p in self.naming.parameters() if id(p) in kept]
 
     def before_batch(self) -> Any:
         """RNG states before a DataLoader makes its next batch."""
@@ -96,11 +106,13 @@ class Agent:
 
     def loader_batch(self, batch: object, sample_indices: Any = None, rng: Any = None) -> None:
         """A DataLoader returned a batch."""
+        self.ledger.clock.batch_fetched()
         self.window.loader_batch(batch, sample_indices, rng)
 
     def forward_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The outermost root runs; the very first time its parameters are looked at."""
         self._first_forward()
+        self.ledger.forward_begins()
         self.scaler.autocast_dtype = autocast_dtype()
         self.window.forward_inputs(args, kwargs)
 
@@ -120,11 +132,11 @@ class Agent:
                 self.root_made(root)
             self.ledger.layouts.learn(self.naming.parameters())
 
-    def _optimizer_steps(self, stepping: torch.optim.Optimizer) -> None:
+    def _optimizer_steps(self, stepping: torch.optim.Optimizer, again: bool) -> None:
         if self.naming.add_optimizer(stepping):
             self.ledger.layouts.learn(self.naming.parameters())
         scale, skipped = self.scaler.about_to_step(stepping)
-        self.ledger.optimizer_steps(stepping, scale=scale, skipped=skipped)
+        self.ledger.optimizer_steps(stepping, scale=scale, skipped=skipped, again=again)
 
     def scaler_skipped(self, optimizer: torch.optim.Optimizer, scale: float | None) -> None:
         """A GradScaler left the step of ``optimizer`` out."""
@@ -179,6 +191,12 @@ class Agent:
         self._clean, self._note = False, note
         self.ledger.leaving(note)
 
+    def _terminated(self, note: str) -> None:
+        """SIGTERM: what there is is told, nobody is waited for."""
+        self._leaving(note)
+        self.channel.send(Goodbye(self.me.attempt, self.me.rank, self.ledger.last_closed, False, note))
+        self.channel.close()
+
     def goodbye(self) -> None:
         """Close the open round, say goodbye and wait a moment for the coordinator to have judged everything."""
         self.ledger.leaving("")
@@ -194,6 +212,8 @@ class Agent:
         wire.uninstall()
         optimizer.uninstall()
         batches.uninstall()
+        leaving.uninstall()
+        self.termination.uninstall()
         restore()
 
     def _disabled(self, reason: str) -> None:
@@ -220,13 +240,6 @@ def autocast_dtype() -> torch.dtype | None:
         if torch.is_autocast_enabled(device):
             return torch.get_autocast_dtype(device)
     return None
-
-
-def replicated_parameters(wrapper: nn.parallel.DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:
-    """What a DDP keeps equal over its group: trained parameters, less those it was told to ignore."""
-    ignored = set(wrapper.parameters_to_ignore)
-    named = wrapper.module.named_parameters()
-    return [(user_name(name), p) for name, p in named if p.requires_grad and name not in ignored]
 
 
 def ranks() -> tuple[int, int]:

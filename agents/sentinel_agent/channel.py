@@ -16,7 +16,7 @@ import zmq
 
 from sentinel.wire.codec import MAX_BATCH, FrameRefused, decode_command, encode_reports
 from sentinel.wire.messages import Command, Counted, Goodbye, Released, Report, is_critical
-from sentinel_agent.errors import Health
+from sentinel_agent.errors import Health, one_line
 
 MAX_SAMPLES = 1024  # healthy rounds waiting for the thread; the newest win
 MAX_CRITICAL = 16384  # evidence waiting for the thread
@@ -83,7 +83,7 @@ class Channel:
             self._talk()
         except Exception as error:  # noqa: BLE001 - the channel's thread must end in a count, not in a traceback
             self._health.fault("channel", error)
-            self._health.disable(f"its channel died: {type(error).__name__}: {error}")
+            self._health.disable(f"its channel died: {one_line(error)}")
 
     def _talk(self) -> None:
         context = zmq.Context()
@@ -133,7 +133,7 @@ class Channel:
         try:
             command = decode_command(frame, self._key, time.time())
         except FrameRefused as refused:
-            self._health.faults[f"command:{refused.reason}"] += 1
+            self._health.drops[f"command_{refused.reason}"] += 1
             return
         if isinstance(command, Released):
             self._released.set()

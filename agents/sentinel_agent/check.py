@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sentinel.wire.messages import Check
+from sentinel_agent.contents import is_readable
 
 _COMMON = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 EMPTY = Check(0, 0, 0, 0.0)
@@ -28,13 +29,15 @@ def local_part(tensor: Any) -> torch.Tensor | None:
     subclasses (FakeTensor while tracing) give None.
     """
     if type(tensor) is torch.Tensor and tensor.dtype in _COMMON and tensor.layout is torch.strided:
-        if tensor.numel() and not tensor.requires_grad and not tensor.is_meta:
-            return tensor
+        if tensor.numel() and not tensor.requires_grad and not tensor.is_meta and not tensor.is_neg():
+            return tensor if is_readable(tensor) else None
     elif type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         tensor = getattr(tensor, "_local_tensor", None)
         if type(tensor) is not torch.Tensor:
             return None
-    plain = _plain(tensor.detach())
+    if not is_readable(tensor):
+        return None
+    plain = _plain(tensor.detach().resolve_conj().resolve_neg())
     if plain is None or not plain.is_floating_point() or plain.numel() == 0 or plain.is_meta:
         return None
     return plain
@@ -47,6 +50,12 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
     elif tensor.layout is not torch.strided:
         return None
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def given_part(tensor: torch.Tensor) -> torch.Tensor | None:
+    """``local_part`` of a tensor that a collective is reading or writing, and so surely there: the common case at once."""
+    common = type(tensor) is torch.Tensor and tensor.dtype in _COMMON and tensor.layout is torch.strided
+    return tensor if common and tensor.numel() and not tensor.requires_grad else local_part(tensor)
 
 
 class Checker:

@@ -5,6 +5,7 @@ Owns the counts of faults and drops of this process. This is one of the four pla
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections import Counter
@@ -18,6 +19,21 @@ R = TypeVar("R")
 
 MAX_FAULTS = 5
 """An agent that has faulted this often at its taps switches itself off: a sixth look is unlikely to go better."""
+
+
+def one_line(error: BaseException) -> str:
+    """Type and first line of the text of ``error``, at most 180 characters, whatever its ``__str__`` does."""
+    try:
+        text = str(error).strip().partition("\n")[0]
+    except Exception:  # noqa: BLE001 - the text of somebody's exception is no reason for another one
+        text = "(its text cannot be shown)"
+    return f"{type(error).__name__}: {text}"[:180]
+
+
+def say(text: str) -> None:
+    """One line on stderr, if there is one: a closed or broken stderr must not reach the training."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class Health:
@@ -35,18 +51,14 @@ class Health:
         """Count an exception caught at ``site``; the fifth disables the agent."""
         self.faults[f"{site}:{type(error).__name__}"] += 1
         if self.active and self.faults.total() >= MAX_FAULTS:
-            self.disable(f"{self.faults.total()} faults, last at {site}: {type(error).__name__}: {str(error)[:200]}")
+            self.disable(f"{self.faults.total()} faults, last at {site}: {one_line(error)}")
 
     def disable(self, reason: str) -> None:
         """Switch the agent off for good, loudly. Training goes on, unwatched on this rank."""
         if not self.active:
             return
         self.active = False
-        print(
-            f"sentinel: agent of rank {self._rank} switched itself off, training goes on unwatched: {reason}",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"sentinel: agent of rank {self._rank} switched itself off, training goes on unwatched: {reason}")
         self._on_disable(reason)
 
     def guarded(self, site: str, function: Callable[P, R]) -> Callable[P, R | None]:

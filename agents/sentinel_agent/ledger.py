@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 
 from sentinel.wire.messages import Check, ClosedBy, Evidence, Phase, Role, RoundClosed, Weights
 from sentinel_agent.check import Checker
+from sentinel_agent.clock import Clock
 from sentinel_agent.identity import Identity
 from sentinel_agent.reductions import Reductions, collective_of
 from sentinel_agent.replicas import weights_due
@@ -58,8 +58,8 @@ class Ledger:
         self.reductions = Reductions(identity, checker, scan, self)
         self.layouts, self.replicas = self.reductions.layouts, self.reductions.replicas
         self.pending = self.reductions.pending
-        self._steps = 0  # closed rounds of the first optimizer
-        self._first: weakref.ref[torch.optim.Optimizer] | None = None
+        self.clock = Clock()
+        self._last_loss_nonfinite = False
         self._lock = threading.Lock()
 
     # --- losses, forwards, backwards -----------------------------------------------------------------------------------
@@ -71,12 +71,24 @@ class Ledger:
             self.round.loss_nonfinite = True
             self.latch(Phase.LOSS, scalar_check(value), value=value)
 
+    def loss_left_behind(self, value: float) -> bool:
+        """A nonfinite loss found in a frame that is being left. If a backward saw it, it was told then (False)."""
+        if self.round.loss_nonfinite or self._last_loss_nonfinite:
+            return False
+        self.loss(value)
+        return True
+
+    def forward_begins(self) -> None:
+        """Called before an outermost forward: what is reduced from here on is not of the gradients that are there."""
+        self.round.between = False
+
     def backward_begins(self) -> None:
         """Called before a backward: if the last round's gradients were cleared with no step, that round is over."""
-        if self.round.backward_ended and self.round.dirty and self._scan.cleared():
-            self.close(ClosedBy.FRAMEWORK_SKIPPED, None, skipped=True)
+        if self.round.backward_ended and self.clock.may_be_over and self._scan.cleared():
+            self.pending.join()
+            self.close(ClosedBy.FRAMEWORK_SKIPPED, self._scan.owner(), skipped=True)
         self.round.dirty = True
-        self.round.backward_ended = False
+        self.round.backward_ended = self.round.between = False
         self.layouts.forget_gradients()
         if weights_due(self.round.number):
             self.reductions.learn_layouts()
@@ -84,8 +96,9 @@ class Ledger:
 
     def backward_ended(self) -> None:
         """Called after a backward returned."""
-        self.round.backward_ended = True
+        self.round.backward_ended = self.round.between = True
         self.round.backwards += 1
+        self.clock.backward_ended()
         self.layouts.forget_gradients()
         if weights_due(self.round.number):
             self.replicas.backward_ended(self.layouts.gradients())
@@ -103,21 +116,30 @@ class Ledger:
 
     def misused(self, note: str) -> None:
         """A call in a wrong order. Between two rounds it belongs to the one just closed."""
-        step = self._steps if self.round.dirty else max(self._steps - 1, 0)
+        step = self.clock.step if self.round.dirty else max(self.clock.step - 1, 0)
         self.latch(Phase.MISUSE, NO_CHECK, note=note, step=step)
 
     # --- the clock -----------------------------------------------------------------------------------------------------
 
     def optimizer_steps(
-        self, optimizer: torch.optim.Optimizer, *, skipped: bool = False, scale: float | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        skipped: bool = False,
+        scale: float | None = None,
+        again: bool = False,
     ) -> None:
-        """An optimizer (or a GradScaler in its place) is about to step, or has left the step out."""
+        """An optimizer (or a GradScaler in its place) is about to step, or has left the step out.
+
+        ``again``: its closure was evaluated once more within the same step. A step with no backward before it closes a round
+        only if the optimizer leads and its gradients are new: a loop may have put them there by hand.
+        """
         self.pending.join()
-        if self._first is None:
-            self._first = weakref.ref(optimizer)
-        if self.round.dirty:
+        wrote = self._scan.wrote_gradients_of(optimizer)
+        if self.round.dirty or (wrote and self.clock.leads(optimizer)):
             self.round.loss_scale = scale
-            self.close(ClosedBy.SCALER_SKIP if skipped else ClosedBy.OPTIMIZER, optimizer, skipped=skipped)
+            by = ClosedBy.SCALER_SKIP if skipped else ClosedBy.OPTIMIZER
+            self.close(by, optimizer, skipped=skipped, again=again)
 
     def leaving(self, note: str) -> None:
         """The process ends: an open round with anything in it is closed as it is."""
@@ -131,24 +153,18 @@ class Ledger:
         """Number of the last closed round, -1 if none."""
         return self.round.number - 1
 
-    def step_of(self, optimizer: torch.optim.Optimizer | None) -> int:
-        """What the user's loop would call this iteration: closed rounds of the first optimizer, or one less in its shadow."""
-        first = self._first() if self._first is not None else None
-        if optimizer is None or first is None or optimizer is first:
-            return self._steps
-        return max(self._steps - 1, 0)
-
-    def close(self, by: ClosedBy, optimizer: torch.optim.Optimizer | None, *, skipped: bool) -> None:
+    def close(
+        self, by: ClosedBy, optimizer: torch.optim.Optimizer | None, *, skipped: bool, again: bool = False
+    ) -> None:
         """End the round: look at the state if anything was latched, report, and begin the next."""
-        closing, step = self.round, self.step_of(optimizer)
-        first = self._first() if self._first is not None else None
+        closing, step = self.round, self.clock.step_of(optimizer, again=again)
         unreduced, weights = self._look_at_replicas(closing)
         damage = self._look_at_state(closing)
         self._report(closing, step, by, skipped, damage, (unreduced, weights))
         if self._worth_keeping(closing, skipped):
             self._on_suspicious(closing, step, by.value)
-        if optimizer is None or first is None or optimizer is first:
-            self._steps += 1
+        self.clock.closed(optimizer, again=again)
+        self._last_loss_nonfinite = closing.loss_nonfinite
         self._on_closed(closing, step)
         self.round = Round(
             closing.number + 1,
@@ -247,7 +263,7 @@ class Ledger:
                 attempt=self._me.attempt,
                 rank=self._me.rank,
                 round=current.number,
-                step=self._steps if step is None else step,
+                step=self.clock.step if step is None else step,
                 order=order,
                 phase=phase,
                 at=time.time(),

@@ -1,28 +1,60 @@
 """Which parameter is called what: fully qualified names from the modules that are being trained.
 
-Owns the list of watched roots (weakly) and the names read from them. Names are the user's own: wrappers' prefixes are taken off.
+Owns the list of watched roots (weakly) and the names read from them. Names are the user's own: what DDP, torch.compile and FSDP1
+put around a module is looked through, wherever in the tree it is.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
-WRAPPER_PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module"}
 
 
 def user_name(name: str) -> str:
-    """``name`` without what DDP, torch.compile and FSDP1 put before it."""
-    stripped = True
-    while stripped:
-        stripped = False
-        for prefix in WRAPPER_PREFIXES:
-            if name.startswith(prefix):
-                name, stripped = name.removeprefix(prefix), True
-    return name.replace("._orig_mod", "").replace("._fsdp_wrapped_module", "")
+    """A dotted name without the components that torch.compile and FSDP1 put into it, and without DDP's at its start."""
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    while len(parts) > 1 and parts[0] == "module":
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The user's module inside of wrappers."""
+    while True:
+        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            module = module.module
+        elif isinstance(module, _optimized()):
+            module = module._orig_mod
+        elif isinstance(inner := module._modules.get("_fsdp_wrapped_module"), nn.Module):
+            module = inner
+        else:
+            return module
+
+
+def _optimized() -> tuple[type[Any], ...]:
+    """torch.compile's wrapper class, if the compiler was ever imported (importing it here would cost seconds)."""
+    frame = sys.modules.get("torch._dynamo.eval_frame")
+    return (frame.OptimizedModule,) if frame is not None and hasattr(frame, "OptimizedModule") else ()
+
+
+def named_modules(root: nn.Module, prefix: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
+    """(name, module) of the user's modules below ``root``, each once, wrappers looked through."""
+    seen = set() if seen is None else seen
+    module = unwrapped(root)
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield prefix, module
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from named_modules(child, f"{prefix}.{name}" if prefix else name, seen)
 
 
 class Naming:
@@ -59,11 +91,10 @@ class Naming:
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, parameter) of every parameter known, each once."""
         seen: set[int] = set()
-        for root in self._outermost():
-            for name, parameter in root.named_parameters():
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield user_name(name), parameter
+        for name, parameter in self._of_modules("_parameters"):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter
         number = 0
         for optimizer in self.optimizers():
             for group in optimizer.param_groups:
@@ -76,8 +107,15 @@ class Naming:
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, buffer) of every buffer of the roots, each once."""
         seen: set[int] = set()
+        for name, buffer in self._of_modules("_buffers"):
+            if id(buffer) not in seen:
+                seen.add(id(buffer))
+                yield name, buffer
+
+    def _of_modules(self, kind: str) -> Iterator[tuple[str, torch.Tensor]]:
+        seen: set[int] = set()
         for root in self._outermost():
-            for name, buffer in root.named_buffers():
-                if id(buffer) not in seen:
-                    seen.add(id(buffer))
-                    yield user_name(name), buffer
+            for prefix, module in named_modules(root, seen=seen):
+                for name, tensor in getattr(module, kind).items():
+                    if tensor is not None:
+                        yield (f"{prefix}.{name}" if prefix else name), tensor

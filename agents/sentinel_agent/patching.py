@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-_replaced: list[tuple[Any, str, Any, Any]] = []
+_replaced: list[tuple[Any, str, Any, Any, bool]] = []  # owner, name, original, replacement, was it the owner's own name
 
 
 def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
@@ -19,14 +19,28 @@ def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
         return False
     replacement = functools.wraps(original)(make(original))
     vars(replacement)["_sentinel"] = True
+    own = name in vars(owner)
     setattr(owner, name, replacement)
-    _replaced.append((owner, name, original, replacement))
+    _replaced.append((owner, name, original, replacement, own))
+    return True
+
+
+def alias(owner: Any, name: str, original: Any, replacement: Any) -> bool:
+    """Another name of a function that was wrapped: it, too, becomes the replacement. False if it is something else."""
+    if getattr(owner, name, None) is not original:
+        return False
+    setattr(owner, name, replacement)
+    _replaced.append((owner, name, original, replacement, True))
     return True
 
 
 def restore() -> None:
     """Put back everything that is still in place; what somebody wrapped after us stays."""
     while _replaced:
-        owner, name, original, replacement = _replaced.pop()
-        if getattr(owner, name, None) is replacement:
+        owner, name, original, replacement, own = _replaced.pop()
+        if getattr(owner, name, None) is not replacement:
+            continue
+        if own:
             setattr(owner, name, original)
+        else:
+            delattr(owner, name)

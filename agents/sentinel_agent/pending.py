@@ -53,6 +53,7 @@ class Pending:
             self._waiting.append((reduction, None))
             return
         done = threading.Event()
+        self.forget_done()
         self._waiting.append((reduction, done))
         look = self._health.guarded("completion", self._finish)
 

@@ -6,11 +6,12 @@ constructors are in place before, and what they saw is handed over.
 
 from __future__ import annotations
 
-import sys
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sentinel_agent.config import AgentConfig
+from sentinel_agent.errors import one_line, say
 
 if TYPE_CHECKING:
     from sentinel_agent.agent import Agent
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _agent: Agent | None = None
 _config: AgentConfig | None = None
-_roots: list[Any] = []
+_roots: list[weakref.ref[Any]] = []
 
 
 def attach(**options: Any) -> None:
@@ -43,8 +44,14 @@ def attach(**options: Any) -> None:
 def detach() -> None:
     """Say goodbye and take every tap out again."""
     global _agent, _config
+    from sentinel_agent.inject.hooks import forget
+    from sentinel_agent.patching import restore
+
     if _agent is not None:
         _agent.stop()
+    restore()
+    forget()
+    _roots.clear()
     _agent, _config = None, None
 
 
@@ -59,9 +66,7 @@ def process_group_made() -> None:
     try:
         _agent = _make()
     except Exception as error:  # noqa: BLE001 - the training must start whatever is wrong with us
-        print(
-            f"sentinel: agent could not start, training goes on unwatched: {error!r}"[:400], file=sys.stderr, flush=True
-        )
+        say(f"sentinel: agent could not start, training goes on unwatched: {one_line(error)}")
 
 
 def _make() -> Agent:
@@ -69,27 +74,31 @@ def _make() -> Agent:
 
     agent = Agent(_config or AgentConfig.from_environment(), *ranks())
     agent.start()
-    for root in _roots:
-        agent.root_made(root)
-    _roots.clear()
+    _hand_over(agent)
     return agent
 
 
-def root_made(module: Any) -> None:
-    """A wrapper of a trained module was constructed."""
-    if _agent is not None:
-        _agent.root_made(module)
-    else:
-        _roots.append(module)
+def _hand_over(agent: Any) -> None:
+    for ref in _roots:
+        if (root := ref()) is not None:
+            agent.root_made(root)
+    _roots.clear()
+
+
+def root_made(made: Any) -> None:
+    """Wrappers of trained modules were constructed: one, or the list that ``fully_shard`` took. Never raises."""
+    for module in made if isinstance(made, list | tuple) else [made]:
+        if _agent is not None:
+            _agent.health.guarded("root", _agent.root_made)(module)
+        else:
+            _roots.append(weakref.ref(module))
 
 
 def stand_in(agent: Any) -> None:
     """Let ``agent`` (a replay's session) hear what this process's agent would: roots that are made, FSDP's gradients."""
     global _agent
     _agent = agent
-    for root in _roots:
-        agent.root_made(root)
-    _roots.clear()
+    _hand_over(agent)
 
 
 def current() -> Agent | None:

@@ -12,14 +12,14 @@ import torch
 
 from sentinel.wire.messages import Check, Collective, Phase, Role
 from sentinel_agent import roles
-from sentinel_agent.check import Checker, local_part
+from sentinel_agent.check import Checker, given_part
 from sentinel_agent.fingerprint import SMALL, Audit, fingerprint, float_sum, its_turn
 from sentinel_agent.identity import Identity
 from sentinel_agent.pending import Pending
 from sentinel_agent.replicas import Replicas
 from sentinel_agent.rounds import Reduction, Round
 from sentinel_agent.scan import Scan
-from sentinel_agent.taps import fsdp
+from sentinel_agent.taps import comm_hook, fsdp
 from sentinel_agent.taps.wire import Reader, group_of, work_of
 
 
@@ -46,14 +46,14 @@ class Reductions:
     def before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reduction | None:
         """Check what a collective is given."""
         call = read(args, kwargs)
-        parts = [part for tensor in call.inputs if (part := local_part(tensor)) is not None]
+        parts = [part for tensor in call.inputs if (part := given_part(tensor)) is not None]
         if not parts:
             return None
         self.learn_layouts()
         backward = roles.in_backward()
         who = roles.caller()
         role = roles.role(
-            parts, who, backward=backward, after_backward=self._ledger.round.backward_ended, layouts=self.layouts
+            parts, who, backward=backward, after_backward=self._ledger.round.between, layouts=self.layouts
         )
         reduce_op = "SUM" if who is roles.Caller.AUTOGRAD else call.reduce_op
         if reduce_op in ("MIN", "MAX") and role is not Role.SCALAR:
@@ -98,7 +98,9 @@ class Reductions:
         sharded = fsdp.current()
         if sharded is not None:
             return sharded.names
-        return self.layouts.names_of(parts) if who is roles.Caller.USER and self._ledger.round.backward_ended else None
+        if comm_hook.running():
+            return self.layouts.names_behind(comm_hook.parameters())
+        return self.layouts.names_of(parts) if who is roles.Caller.USER and self._ledger.round.between else None
 
     def _audits(self, reduction: Reduction) -> bool:
         """Is it this collective's turn to have its sums compared? Half precisions only while small: their sums are slow."""
@@ -134,7 +136,7 @@ class Reductions:
 
     def _finish(self, reduction: Reduction) -> None:
         """Check what a collective returned."""
-        parts = [part for tensor in reduction.outputs if (part := local_part(tensor)) is not None]
+        parts = [part for tensor in reduction.outputs if (part := given_part(tensor)) is not None]
         found = self._checker.check_parts(parts)
         if reduction.role is Role.GRADIENT:
             self._ledger.round.reduced_storages.update(

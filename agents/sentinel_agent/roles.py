@@ -14,6 +14,7 @@ from types import CodeType, FrameType
 import torch
 
 from sentinel.wire.messages import Role
+from sentinel_agent.taps import comm_hook
 
 MAX_FRAMES = 24
 
@@ -24,11 +25,13 @@ class Caller(Enum):
     AUTOGRAD = auto()  # straight from the autograd engine: DDP's C++ reducer
     GRADIENT_HOOK = auto()  # a Python comm hook, FSDP's post-backward
     ACTIVATION = auto()  # SyncBatchNorm and other layers that reduce in their own backward
+    LAYER = auto()  # torch's frame between the engine and an autograd.Function's backward
     USER = auto()
 
 
 _BY_FILE = {
     "torch/autograd/graph.py": Caller.AUTOGRAD,
+    "torch/autograd/function.py": Caller.LAYER,
     "torch/distributed/algorithms/ddp_comm_hooks/": Caller.GRADIENT_HOOK,
     "torch/distributed/algorithms/_comm_hooks/": Caller.GRADIENT_HOOK,
     "torch/distributed/fsdp/": Caller.GRADIENT_HOOK,
@@ -61,19 +64,36 @@ def in_backward() -> bool:
 
 
 def caller() -> Caller:
-    """Who issued the collective whose kernel is running on this thread."""
+    """Who issued the collective whose kernel is running on this thread.
+
+    In a backward, user code below the engine is a hook on a parameter, or a layer's own backward (torch's autograd.Function is
+    between). A stack without any Python caller is a thread of the engine's own.
+    """
+    backward, users = in_backward(), False
     frame: FrameType | None = sys._getframe(1)
     for _ in range(MAX_FRAMES):
         if frame is None:
-            break
-        code = frame.f_code
-        known = _known.get(id(code))
-        if known is None:
-            known = _known[id(code)] = (code, _of_file(code.co_filename))
-        if known[1] is not None:
-            return known[1]
+            return Caller.USER if users else Caller.AUTOGRAD
+        who = _of_code(frame.f_code)
+        if who is Caller.USER:
+            if not backward:
+                return who
+            users = True
+        elif who is Caller.LAYER:
+            return Caller.ACTIVATION if users else Caller.AUTOGRAD
+        elif who is Caller.AUTOGRAD:
+            return Caller.USER if users else who
+        elif who is not None:
+            return who
         frame = frame.f_back
     return Caller.USER
+
+
+def _of_code(code: CodeType) -> Caller | None:
+    known = _known.get(id(code))
+    if known is None:
+        known = _known[id(code)] = (code, _of_file(code.co_filename))
+    return known[1]
 
 
 def _of_file(filename: str) -> Caller | None:
@@ -87,8 +107,10 @@ def _of_file(filename: str) -> Caller | None:
 def role(tensors: list[torch.Tensor], who: Caller, *, backward: bool, after_backward: bool, layouts: Layouts) -> Role:
     """Role of a reduction over ``tensors`` (its inputs, floating, not empty).
 
-    ``after_backward``: a backward of the open round has ended, and no other has begun.
+    ``after_backward``: a backward of the open round has ended, and no forward or backward has begun since.
     """
+    if comm_hook.running():
+        return Role.GRADIENT
     if backward and who in (Caller.AUTOGRAD, Caller.GRADIENT_HOOK):
         return Role.GRADIENT
     if who is Caller.ACTIVATION:
@@ -150,6 +172,12 @@ class Layouts:
         found = tuple(self._owners.get(storage_of(t), "") for t in tensors if t.layout is torch.strided)
         return found if found and all(found) else None
 
+    def names_behind(self, parameters: list[torch.Tensor]) -> tuple[str, ...] | None:
+        """Names of these very parameters; None if any of them is not known."""
+        known = {id(p): name for name, p in self.parameters()}
+        found = tuple(known.get(id(p), "") for p in parameters)
+        return found if found and all(found) else None
+
     def look_like_gradients(self, tensors: list[torch.Tensor]) -> bool:
         """True if shapes match parameters one by one, or one flat tensor holds all of them."""
         if all(t.shape in self._shapes for t in tensors):
@@ -160,4 +188,6 @@ class Layouts:
 def storage_of(tensor: torch.Tensor) -> int:
     """Address of the storage behind ``tensor`` (of its local shard, for a DTensor)."""
     local = getattr(tensor, "_local_tensor", tensor)
+    if local.is_sparse:
+        local = local._values()
     return local.untyped_storage().data_ptr()

@@ -44,6 +44,7 @@ class Round:
     dirty: bool = False
     synced: bool = False
     backward_ended: bool = False
+    between: bool = False  # a backward has ended, and neither a forward nor a backward has begun since
     loss: float | None = None
     loss_scale: float | None = None
     loss_nonfinite: bool = False

@@ -6,7 +6,7 @@ Owns which tensors are looked at and what they are called; single checks are ``c
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,14 +44,20 @@ class Scan:
 
     def __init__(self, naming: Naming) -> None:
         self.naming = naming
-        self._sampled: list[tuple[weakref.ref[torch.Tensor], int, int]] = []
+        self._sampled: list[_Sample] = []
+        self._marks: dict[int, tuple[weakref.ref[torch.Tensor] | None, int]] = {}
         self._finite_at_start: set[str] | None = None
         self._small_buffers: list[weakref.ref[torch.Tensor]] = []
 
     def start(self) -> Scanned:
         """Parameters before the first forward. Infinity in a parameter that is not trained may be meant (a mask): NaN never is."""
-        return _look(
-            (name, p) for name, p in self.naming.parameters() if not isinstance(p, torch.nn.UninitializedParameter)
+        made = [(name, p) for name, p in self.naming.parameters() if not isinstance(p, torch.nn.UninitializedParameter)]
+        trained = _look((name, p) for name, p in made if p.requires_grad)
+        frozen = _look(((name, p) for name, p in made if not p.requires_grad), nan_only=True)
+        return Scanned(
+            merged(trained.found, frozen.found),
+            (*trained.names, *frozen.names)[:MAX_NAMES],
+            trained.total + frozen.total,
         )
 
     def parameters(self) -> Scanned:
@@ -63,8 +69,11 @@ class Scan:
         found = _look(self.naming.buffers())
         if self._finite_at_start is None:
             return found if found.found.nan else Scanned(EMPTY)
-        now = [(name, buffer) for name, buffer in self.naming.buffers() if name in self._finite_at_start]
-        return _look(now)
+        finite = self._finite_at_start
+        became = _look((name, buffer) for name, buffer in self.naming.buffers() if name in finite)
+        masks = _look(((n, b) for n, b in self.naming.buffers() if n not in finite), nan_only=True)
+        names = (*became.names, *masks.names)[:MAX_NAMES]
+        return Scanned(merged(became.found, masks.found), names, became.total + masks.total)
 
     def remember_buffers(self) -> None:
         """Note which buffers are finite before the training begins, and which of those are small enough to look at every round."""
@@ -102,17 +111,59 @@ class Scan:
         return Scanned(looked.found, looked.names, looked.total, narrowed)
 
     def remember_gradients(self) -> None:
-        """After a backward: sample a few gradients, so that it can be told later whether they were cleared."""
-        self._sampled = []
-        for optimizer in self.naming.optimizers() or ():
-            parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        """After a backward: sample a few gradients that it wrote, by optimizer, to tell later whether they were cleared."""
+        touched: list[_Sample] = []
+        for optimizer, parameters in self._owners():
             for parameter in {id(p): p for p in (*parameters[:2], *parameters[-2:])}.values():
-                self._sampled.append((weakref.ref(parameter), id(parameter.grad), parameter.grad._version))
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                if self._wrote(parameter, gradient):
+                    touched.append(_Sample(weakref.ref(parameter), gradient._version, optimizer))
+                self._marks[id(parameter)] = (weakref.ref(gradient), gradient._version)
+        self._sampled = touched
+
+    def _wrote(self, parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
+        """Is this gradient another one, or written to, since it was last marked?"""
+        ref, version = self._marks.get(id(parameter), (None, -1))
+        return ref is None or ref() is not gradient or gradient._version != version
+
+    def wrote_gradients_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Did anything write gradients of this optimizer since they were last marked? They are marked now."""
+        owned = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        sampled = {id(p): p for p in (*owned[:2], *owned[-2:])}.values()
+        wrote = any(self._wrote(p, p.grad) for p in sampled if p.grad is not None)
+        for parameter in sampled:
+            if parameter.grad is not None:
+                self._marks[id(parameter)] = (weakref.ref(parameter.grad), parameter.grad._version)
+        return wrote
+
+    def _owners(self) -> Iterator[tuple[weakref.ref[torch.optim.Optimizer] | None, list[torch.Tensor]]]:
+        """Parameters with gradients by optimizer; all that are known where no optimizer is."""
+        optimizers = self.naming.optimizers()
+        for optimizer in optimizers:
+            owned = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            yield weakref.ref(optimizer), owned
+        if not optimizers:
+            yield None, [p for _, p in self.naming.parameters() if p.grad is not None]
 
     def cleared(self) -> bool:
         """True if every gradient sampled after the last backward is gone or zero now."""
-        alive = [(p, grad, version) for ref, grad, version in self._sampled if (p := ref()) is not None]
-        return bool(alive) and all(_is_cleared(p, version) for p, _, version in alive)
+        alive = [(p, sample.version) for sample in self._sampled if (p := sample.parameter()) is not None]
+        return bool(alive) and all(_is_cleared(p, version) for p, version in alive)
+
+    def owner(self) -> torch.optim.Optimizer | None:
+        """The optimizer whose gradients the last backward wrote, the first of them; None where none is known."""
+        return next((o for s in self._sampled if s.optimizer is not None and (o := s.optimizer()) is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """One gradient as a backward left it."""
+
+    parameter: weakref.ref[torch.Tensor]
+    version: int
+    optimizer: weakref.ref[torch.optim.Optimizer] | None
 
 
 def local_part_size(tensor: Any) -> int:
@@ -132,11 +183,13 @@ def _is_cleared(parameter: torch.Tensor, version: int) -> bool:
         return True
     if gradient._version == version:
         return False
+    if gradient.is_sparse:
+        return gradient._nnz() == 0
     part = local_part(gradient)
     return part is not None and part.device.type == "cpu" and not bool(part.any())
 
 
-def _look(named: Iterable[tuple[str, Any]]) -> Scanned:
+def _look(named: Iterable[tuple[str, Any]], *, nan_only: bool = False) -> Scanned:
     names: list[str] = []
     found, total = EMPTY, 0
     for name, tensor in named:
@@ -144,6 +197,8 @@ def _look(named: Iterable[tuple[str, Any]]) -> Scanned:
         if part is None:
             continue
         one = check_one(part)
+        if nan_only and not one.nan:
+            continue
         found = merged(found, one)
         if one.nonfinite:
             total += 1

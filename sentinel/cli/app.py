@@ -13,10 +13,14 @@ import typer
 from typer.core import TyperGroup
 
 from sentinel.cli.coordinator import coordinator
+from sentinel.cli.dashboards import dashboards_app
 from sentinel.cli.doctor import doctor
 from sentinel.cli.dump import dump_app
 from sentinel.cli.incidents import incidents_app
+from sentinel.cli.lint import lint
 from sentinel.cli.output import ExitCode, say_error
+from sentinel.cli.report import report
+from sentinel.cli.rules import rules_app
 from sentinel.cli.status import status
 from sentinel.cli.version import version
 
@@ -61,7 +65,11 @@ app = typer.Typer(
 )
 app.add_typer(incidents_app, name="incidents")
 app.add_typer(dump_app, name="dump")
+app.add_typer(rules_app, name="rules")
+app.add_typer(dashboards_app, name="dashboards")
 app.command()(status)
 app.command()(coordinator)
 app.command()(doctor)
+app.command()(report)
+app.command()(lint)
 app.command()(version)

@@ -59,7 +59,7 @@ def show_incident(
 ) -> None:
     """Show one incident: the verdict, what each rank saw, the bundle, and what to do next."""
     source = choose(run_dir, http, token)
-    incident = _one(source, incident_id, run_id)
+    incident = find_incident(source, incident_id, run_id)
     if output is OutputFormat.JSON:
         put(incident.model_dump_json(indent=1))
         return
@@ -80,7 +80,7 @@ def export_incident(
     source = choose(run_dir, http, token)
     listed = source.incidents(run_id)
     if incident_id is not None:
-        listed = listed.model_copy(update={"incidents": (_one(source, incident_id, run_id),)})
+        listed = listed.model_copy(update={"incidents": (find_incident(source, incident_id, run_id),)})
     written = export_incidents(listed, form, source.run_dir)
     if to is None:
         put(written)
@@ -92,7 +92,8 @@ def export_incident(
     say(f"{len(listed.incidents)} incident(s) written to {to}")
 
 
-def _one(source: Source, beginning: str, run_id: str | None) -> Incident:
+def find_incident(source: Source, beginning: str, run_id: str | None) -> Incident:
+    """The incident with this id, or the only one whose id begins so. Leaves with a hint if there is not exactly one."""
     listed = source.incidents(run_id).incidents
     fits = [i for i in listed if i.id == beginning] or [i for i in listed if i.id.startswith(beginning)]
     if len(fits) != 1:

@@ -42,7 +42,7 @@ def export(
         typer.Option("--standing", metavar="JOB", help="Alert also if this scrape job has no coordinator at all."),
     ] = None,
 ) -> None:
-    """Print the rules as YAML: sentinel rules export > /etc/prometheus/rules/sentinel.yml"""
+    """Print the rules as YAML, for a file that Prometheus reads."""
     from sentinel.coordinator.exports import alerts as table
     from sentinel.coordinator.exports.rules import RUNBOOK, operator_rules, prometheus_rules
 

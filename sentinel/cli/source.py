@@ -9,6 +9,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -22,6 +23,7 @@ from sentinel.incidents.model import Incident, IncidentList
 if TYPE_CHECKING:
     from sentinel.coordinator.snapshot import RunStatus
     from sentinel.coordinator.store import RunRecord
+    from sentinel.incidents.events import Event
 
 RUNS_FOLDER = Path("sentinel-runs")
 TIMEOUT_SECONDS = 10.0
@@ -73,6 +75,16 @@ class RunDirectory:
     def runs(self) -> list[RunRecord]:
         """The runs that the database knows, oldest first."""
         return self._read(None)[0]
+
+    def events(self, run_id: str) -> Iterator[Event]:
+        """The event log of one run, in the order received."""
+        from sentinel.coordinator.store import IncidentReader, StoreUnreadable
+
+        try:
+            with IncidentReader(self.path) as reader:
+                yield from (logged.event for logged in reader.events(run_id))
+        except StoreUnreadable as error:
+            fail(str(error), "the run's incidents can be read without its event log: sentinel incidents show")
 
     def _read(self, run_id: str | None) -> tuple[list[RunRecord], list[Incident]]:
         from sentinel.coordinator.store import IncidentReader, StoreUnreadable

@@ -1,7 +1,7 @@
 """Who may read the pages, and what browsers may do with them: token, Host check, security headers.
 
 Owns the middleware around every request, and the pages' one broad ``except``. Pages are read-only, so any method but GET and
-HEAD is refused here.
+HEAD is refused here; only the sign-in form may be posted.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ import logging
 from collections.abc import Callable, Container
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sentinel.coordinator.signin import PATH, SignIn
 
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/healthz"})
+OPEN_FOLDER = "/static/"  # what the sign-in page is made of
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -43,6 +47,7 @@ class Access:
         self._count_fault = count_fault
         self._token = token
         self._hosts = hosts
+        self._sign_in = SignIn(token) if token is not None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or refuse one request."""
@@ -60,7 +65,8 @@ class Access:
             await send(message)
 
         try:
-            await (self._refusal(scope) or self._app)(scope, receive, send_with_headers)
+            answer = self._refusal(scope) or await self._signing_in(scope, receive) or self._app
+            await answer(scope, receive, send_with_headers)
         except Exception as error:  # noqa: BLE001 - the one for pages; counted, and the client is told
             self._count_fault()
             log.error("page %s failed: %s: %s", ascii(scope["path"])[:100], type(error).__name__, error)
@@ -69,13 +75,34 @@ class Access:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        if scope["method"] not in ("GET", "HEAD"):
+        if scope["method"] not in ("GET", "HEAD") and not self._is_sign_in(scope):
             return _error(405, "method_not_allowed", "these pages can only be read", {"Allow": "GET, HEAD"})
         if self._hosts is not None and _host_name(headers.get("host", "")) not in self._hosts:
             return _error(421, "unknown_host", "this host name is not one of this coordinator's")
-        if self._token is not None and scope["path"] not in OPEN_PATHS and not self._has_token(headers):
-            return _error(401, "token_required", "send Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
-        return None
+        return None if self._is_open(scope["path"]) or self._is_sign_in(scope) else self._ask_for_token(scope, headers)
+
+    def _is_open(self, path: str) -> bool:
+        return self._token is None or path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+
+    def _is_sign_in(self, scope: Scope) -> bool:
+        return self._sign_in is not None and scope["path"] == PATH and scope["method"] in ("GET", "HEAD", "POST")
+
+    def _ask_for_token(self, scope: Scope, headers: Headers) -> Response | None:
+        assert self._sign_in is not None
+        if self._has_token(headers) or self._sign_in.has_session(Request(scope)):
+            return None
+        if "text/html" in headers.get("accept", ""):
+            return self._sign_in.form()
+        return _error(401, "token_required", "send Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+
+    async def _signing_in(self, scope: Scope, receive: Receive) -> Response | None:
+        if self._sign_in is None or scope["path"] != PATH:
+            return None
+        return (
+            await self._sign_in.submit(Request(scope, receive))
+            if scope["method"] == "POST"
+            else self._sign_in.form(200)
+        )
 
     def _has_token(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")

@@ -22,14 +22,25 @@ from sentinel.coordinator.config import (
     reachable_host,
     split_host_port,
 )
+from sentinel.coordinator.directories import run_directory
 from sentinel.coordinator.faults import Fault, Faults
 from sentinel.coordinator.intake import Intake
 from sentinel.coordinator.journal import Journal
 from sentinel.coordinator.keys import KEY_FILE, ephemeral_keys, persistent_keys
 from sentinel.coordinator.limits import raise_open_files
 from sentinel.coordinator.restore import restore
+from sentinel.coordinator.scrapes import Scrapes
 from sentinel.coordinator.server import Server
-from sentinel.coordinator.snapshot import RunStatus, Snapshot, empty_snapshot, run_snapshot, run_status
+from sentinel.coordinator.snapshot import (
+    RunStatus,
+    Snapshot,
+    empty_snapshot,
+    run_snapshot,
+    run_status,
+    run_version,
+    troubled_ranks,
+)
+from sentinel.coordinator.sources import RunProgress
 from sentinel.coordinator.store import IncidentReader
 from sentinel.coordinator.writer import StoreWriter
 from sentinel.coordinator.zap import AllowList
@@ -58,6 +69,7 @@ class Coordinator:
         self._faults = Faults()
         self._last_snapshot = empty_snapshot()
         self._http: HttpServer | None = None
+        self._scrapes = Scrapes()
         self._undo = contextlib.ExitStack()
 
     def start(self) -> Self:
@@ -100,8 +112,28 @@ class Coordinator:
             lambda: tuple(run_status(run, with_ranks=with_ranks) for run in self._intake.runs.values()), ANSWER_SECONDS
         )
 
+    def progress(self, run_id: str, rounds: int) -> RunProgress | None:
+        """The last rounds of one run and the ranks to look at; None if there is no such run, or the loop does not answer."""
+
+        def take() -> RunProgress | None:
+            run = self._intake.runs.get(run_id)
+            if run is None:
+                return None
+            return RunProgress(run.tracker.world_size, run.progress.rows(rounds), troubled_ranks(run))
+
+        return self._server.ask(take, ANSWER_SECONDS)
+
+    def _versions(self) -> dict[str, str] | None:
+        return self._server.ask(
+            lambda: {run.run_id: run_version(run) for run in self._intake.runs.values()}, ANSWER_SECONDS
+        )
+
     def stop(self, timeout: float = 10.0) -> bool:
-        """Judge what is open, commit everything, close. False if ``timeout`` seconds were not enough for all of it."""
+        """Judge what is open, commit everything, close. False if ``timeout`` seconds were not enough for all of it.
+
+        A Prometheus that scrapes here gets one more scrape of incidents it has not seen, before ``timeout`` begins to count.
+        """
+        self._let_scraper_see()
         deadline = time.monotonic() + timeout
         if self._http is not None:
             self._http.stop(min(2.0, 0.2 * timeout))
@@ -110,6 +142,10 @@ class Coordinator:
         stored = self._writer.close(max(deadline - time.monotonic(), 0.1))
         self._undo.close()
         return drained and stored
+
+    def _let_scraper_see(self) -> None:
+        if self._http is not None and self.settings.run_id is not None:
+            self._scrapes.wait_for_one_with(_incident_count(self.snapshot()))
 
     def __enter__(self) -> Self:
         return self.start()
@@ -187,15 +223,20 @@ class Coordinator:
     def _start_http(self, http: HttpServer) -> None:
         from sentinel.coordinator.access import Access
         from sentinel.coordinator.metrics import new_registry
-        from sentinel.coordinator.pages import Sources, build_app
+        from sentinel.coordinator.pages import build_app
+        from sentinel.coordinator.sources import Sources
 
         sources = Sources(
             database=self.run_dir / DATABASE,
             registry=new_registry(self.snapshot),
             status=self.status,
+            progress=self.progress,
+            versions=self._versions,
+            run_directory=lambda run_id: run_directory(self.run_dir, run_id, standalone=self.settings.standalone),
             loop_age=lambda: time.monotonic() - self._server.beat,
             store_failing=lambda: self._writer.failing,
             uptime=lambda: time.monotonic() - self._started,
+            scraped=lambda: self._scrapes.note(_incident_count(self._last_snapshot), time.monotonic()),
         )
         token = self.settings.http_token.get_secret_value() if self.settings.http_token else None
         count_fault = partial(self._faults.count, Fault.PAGE)
@@ -221,3 +262,7 @@ class Coordinator:
             undeliverable=counts.undeliverable,
             backlog_rows=self._writer.backlog,
         )
+
+
+def _incident_count(snapshot: Snapshot) -> int:
+    return sum(sum(run.incidents.values()) for run in snapshot.runs)

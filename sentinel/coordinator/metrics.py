@@ -157,9 +157,9 @@ def _all(names: Iterable[Name], counts: Mapping[Name, int]) -> dict[Name, float]
 
 
 def _bounded(counts: Mapping[str, int]) -> dict[str, float]:
-    """The largest reasons by themselves, the rest as ``other``."""
+    """The largest reasons by themselves, the rest as ``other``, which is there from the start so that a share of 0 is one."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown: dict[str, float] = {}
+    shown: dict[str, float] = {"other": 0}
     for number, (reason, count) in enumerate(ordered):
         name = label(reason) if number < MAX_REASONS else "other"
         shown[name] = shown.get(name, 0) + count

@@ -1,44 +1,29 @@
-"""What the pages answer: metrics, health, the JSON API and the index.
+"""What the coordinator answers over HTTP to programs: metrics, health, target discovery, the JSON API and its changes.
 
-Owns routes and bodies. Reads the database and snapshots; who may ask is checked in ``access.py``, serving is in ``http.py``.
+Owns those routes and bodies. Pages for people are ``views.py``; who may ask is checked in ``access.py``, serving is in ``http.py``.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sentinel import __version__
-from sentinel.coordinator.snapshot import RunStatus
+from sentinel.coordinator.rounds_view import MAX_ROUNDS, RoundsAnswer, rounds_answer
+from sentinel.coordinator.snapshot import RankStatus, RunStatus
+from sentinel.coordinator.sources import Sources
 from sentinel.coordinator.store import IncidentReader, RunRecord, StoreUnreadable
+from sentinel.coordinator.stream import ChangeStream
+from sentinel.coordinator.views import Views
 from sentinel.incidents.model import IncidentList
 
 STUCK_SECONDS = 5.0
-MAX_INDEX_INCIDENTS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where answers come from. ``status`` is None-valued if the loop did not answer in time; ages are in seconds."""
-
-    database: Path
-    registry: CollectorRegistry
-    status: Callable[[bool], tuple[RunStatus, ...] | None]
-    loop_age: Callable[[], float]
-    store_failing: Callable[[], bool]
-    uptime: Callable[[], float]
 
 
 class _Record(BaseModel):
@@ -70,47 +55,69 @@ class Status(_Record):
     runs: tuple[RunStatus, ...]
 
 
+class RankHealth(_Record):
+    """Answer of ``/api/v1/ranks``: the ranks to look at first."""
+
+    schema_version: Literal[1] = 1
+    run_id: str
+    ranks: tuple[RankStatus, ...]
+
+
+class Target(_Record):
+    """One entry of ``/api/v1/targets``, in the form of Prometheus' http_sd."""
+
+    targets: tuple[str, ...]
+    labels: dict[str, str] = {}
+
+
+class Refusal(_Record):
+    """Answer of everything that cannot be answered: a named reason, and what it was about."""
+
+    error: str
+    detail: str
+
+
 def build_app(sources: Sources) -> Starlette:
     """The application without its access checks."""
-    pages = _Pages(sources)
+    api, views, changes = _Api(sources), Views(sources), ChangeStream(sources.versions)
     return Starlette(
         routes=[
-            Route("/", pages.index),
-            Route("/metrics", pages.metrics),
-            Route("/healthz", pages.health),
-            Route("/api/v1/incidents", pages.incidents),
-            Route("/api/v1/incidents/{id}", pages.incident),
-            Route("/api/v1/runs", pages.runs),
-            Route("/api/v1/status", pages.status),
+            *views.routes(),
+            Route("/metrics", api.metrics),
+            Route("/healthz", api.health),
+            Route("/api/v1/incidents", api.incidents),
+            Route("/api/v1/incidents/{id}", api.incident),
+            Route("/api/v1/runs", api.runs),
+            Route("/api/v1/status", api.status),
+            Route("/api/v1/ranks", api.ranks),
+            Route("/api/v1/rounds", api.rounds),
+            Route("/api/v1/targets", api.targets),
+            Route("/api/v1/events", changes.answer),
         ],
-        exception_handlers={StoreUnreadable: _store_unreadable, 404: _not_found, Exception: _fault},
+        exception_handlers={
+            StoreUnreadable: _store_unreadable,
+            BadQuery: _bad_query,
+            404: _not_found,
+            Exception: _fault,
+        },
     )
 
 
-class _Pages:
+class BadQuery(ValueError):
+    """A query parameter is not what it should be; the text says which."""
+
+
+class _Api:
     """Endpoints; plain functions, so Starlette runs each on a worker thread and none can hold up the others."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        environment = Environment(
-            loader=PackageLoader("sentinel.coordinator"),
-            autoescape=select_autoescape(default=True),
-            undefined=StrictUndefined,
-        )
-        self._index = environment.get_template("index.html")
-
-    def index(self, request: Request) -> Response:
-        nonce = secrets.token_urlsafe(16)
-        with IncidentReader(self._sources.database) as reader:
-            incidents = reader.incidents()[: -MAX_INDEX_INCIDENTS - 1 : -1]
-        policy = f"default-src 'none'; style-src 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        return HTMLResponse(
-            self._index.render(incidents=incidents, nonce=nonce), headers={"Content-Security-Policy": policy}
-        )
 
     def metrics(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(self._sources.registry), headers={"Content-Type": content_type})
+        body = encode(self._sources.registry)
+        self._sources.scraped()
+        return Response(body, headers={"Content-Type": content_type})
 
     def health(self, request: Request) -> Response:
         age = self._sources.loop_age()
@@ -131,7 +138,7 @@ class _Pages:
     def incident(self, request: Request) -> Response:
         with IncidentReader(self._sources.database) as reader:
             found = reader.incident(request.path_params["id"], request.query_params.get("run_id"))
-        return _error(404, "unknown_incident") if found is None else _json(found)
+        return _refusal(404, "unknown_incident") if found is None else _json(found)
 
     def runs(self, request: Request) -> Response:
         with IncidentReader(self._sources.database) as reader:
@@ -140,26 +147,71 @@ class _Pages:
     def status(self, request: Request) -> Response:
         runs = self._sources.status(request.query_params.get("ranks", "true") != "false")
         if runs is None:
-            return _error(503, "loop_stuck")
+            return _refusal(503, "loop_stuck")
         return _json(Status(version=__version__, uptime_seconds=self._sources.uptime(), runs=runs))
+
+    def ranks(self, request: Request) -> Response:
+        run_id = _run_id(request)
+        progress = self._sources.progress(run_id, 0)
+        if progress is None:
+            return _refusal(404, "unknown_run", run_id)
+        return _json(RankHealth(run_id=run_id, ranks=progress.troubled))
+
+    def rounds(self, request: Request) -> Response:
+        run_id = _run_id(request)
+        progress = self._sources.progress(run_id, min(_number(request, "last", 120), MAX_ROUNDS))
+        if progress is None:
+            return _refusal(404, "unknown_run", run_id)
+        blocks, first, count = (
+            _number(request, "blocks", 64),
+            _number(request, "first", 0),
+            _number(request, "count", 0),
+        )
+        answer: RoundsAnswer = rounds_answer(
+            run_id, progress.rows, progress.world_size, blocks=blocks, first=first, count=count
+        )
+        return _json(answer)
+
+    def targets(self, request: Request) -> Response:
+        # The name the scraper itself used leads here, whatever address this is bound to.
+        host = request.headers.get("host", "")
+        return JSONResponse([Target(targets=(host,)).model_dump(mode="json")])
+
+
+def _run_id(request: Request) -> str:
+    run_id = request.query_params.get("run_id")
+    if run_id is None:
+        raise BadQuery("run_id is needed")
+    return run_id
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        raise BadQuery(f"{name} is not a number of this size")
+    return int(text)
 
 
 def _json(model: BaseModel, status: int = 200) -> Response:
     return Response(model.model_dump_json(), status_code=status, media_type="application/json")
 
 
-def _error(status: int, reason: str, detail: str = "") -> Response:
-    return JSONResponse({"error": reason, "detail": detail}, status_code=status)
+def _refusal(status: int, reason: str, detail: str = "") -> Response:
+    return _json(Refusal(error=reason, detail=detail), status)
 
 
 def _store_unreadable(_request: Request, error: Any) -> Response:
-    return _error(503, "store_unreadable", str(error))
+    return _refusal(503, "store_unreadable", str(error))
+
+
+def _bad_query(_request: Request, error: Any) -> Response:
+    return _refusal(400, "bad_query", str(error))
 
 
 def _not_found(_request: Request, _: Any) -> Response:
-    return _error(404, "not_found")
+    return _refusal(404, "not_found")
 
 
 def _fault(_: Request, error: Any) -> Response:
     # Starlette raises the error again after this answer; Access counts it there.
-    return _error(500, "fault", type(error).__name__)
+    return _refusal(500, "fault", type(error).__name__)

@@ -5,6 +5,7 @@ Owns the shapes and their taking. Immutable, so that any thread may read one.
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,9 +17,13 @@ from sentinel.coordinator.progress import RoundRow
 from sentinel.coordinator.run import Run
 from sentinel.coordinator.totals import DUMP_BUCKETS_SECONDS
 from sentinel.incidents.model import Incident, State
+from sentinel.incidents.roster import RankCondition, RankState
 
 MAX_OPEN_SHOWN = 10
 MAX_RANKS_SHOWN = 8
+MAX_TROUBLED = 24
+ROUNDS_BEHIND = 2
+_TROUBLED = frozenset({RankCondition.SILENT, RankCondition.DISABLED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,18 +177,35 @@ def run_status(run: Run, *, with_ranks: bool) -> RunStatus:
         open_incidents=len(_open(tracker.incidents.values())),
         states=dict(sorted(Counter(rank.state.value for rank in ranks).items())),
         drops=dict(sorted(tracker.counts.drops().items())),
-        ranks=tuple(
-            RankStatus(
-                rank=r.rank,
-                state=r.state.value,
-                node=r.node,
-                step=r.step,
-                last_round=r.last_round,
-                last_seen=r.last_seen,
-            )
-            for r in (ranks if with_ranks else ())
-        ),
+        ranks=tuple(_rank_status(rank) for rank in (ranks if with_ranks else ())),
     )
+
+
+def _rank_status(rank: RankState) -> RankStatus:
+    return RankStatus(
+        rank=rank.rank,
+        state=rank.state.value,
+        node=rank.node,
+        step=rank.step,
+        last_round=rank.last_round,
+        last_seen=rank.last_seen,
+    )
+
+
+def troubled_ranks(run: Run) -> tuple[RankStatus, ...]:
+    """The ranks to look at first, at most ``MAX_TROUBLED``: silent or disabled ones, then those that fell behind."""
+    ranks = run.tracker.ranks.values()
+    newest = max((rank.last_round for rank in ranks), default=-1)
+    troubled = (r for r in ranks if r.state in _TROUBLED or (not run.ended and r.last_round < newest - ROUNDS_BEHIND))
+    chosen = heapq.nsmallest(MAX_TROUBLED, troubled, key=lambda r: (r.state not in _TROUBLED, r.last_round, r.rank))
+    return tuple(_rank_status(rank) for rank in chosen)
+
+
+def run_version(run: Run) -> str:
+    """A token that changes with everything a page could show of a run."""
+    incidents = run.tracker.incidents.values()
+    seen = f"{len(incidents)}.{len(_open(incidents))}.{sum(incident.occurrences for incident in incidents)}"
+    return f"{run.progress.version}.{seen}.{run.totals.bundles}.{run.ended}"
 
 
 def empty_snapshot() -> Snapshot:

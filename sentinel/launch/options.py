@@ -72,6 +72,7 @@ class LaunchOptions:
     dump_level: Literal["stats", "batch"] | None
     max_bundles: int | None
     window: int | None
+    targets_dir: Path | None  # where a Prometheus looks for file_sd targets
     python_path: str  # PYTHONPATH as the user has it
     agent_options: Mapping[str, object] = field(default_factory=dict)  # SENTINEL_AGENT_OPTIONS, which flags override
 
@@ -131,6 +132,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Laun
         dump_level=given["sentinel_dump_level"],
         max_bundles=given["sentinel_max_bundles"],
         window=given["sentinel_window"],
+        targets_dir=Path(given["sentinel_targets_dir"]).absolute() if given["sentinel_targets_dir"] else None,
         python_path=environ.get("PYTHONPATH", ""),
         agent_options=_agent_options(environ.get(ENV_AGENT_OPTIONS)),
     )
@@ -179,6 +181,8 @@ def _add_sentinel_group(parser: argparse.ArgumentParser, environ: Mapping[str, s
     flag(
         "http-bind", http, f"where pages and metrics are served, or '{HTTP_OFF}' (default: 127.0.0.1:0)", metavar="H:P"
     )
+    targets = environ.get("SENTINEL_TARGETS_DIR")
+    flag("targets-dir", targets, "tell a Prometheus here of the run: folder of its file_sd targets", metavar="DIR")
     level = environ.get("SENTINEL_DUMP_LEVEL")
     flag("dump-level", level, "what a rank keeps of a faulty round: stats or batch", type=_dump_level, metavar="LEVEL")
     bundles = environ.get("SENTINEL_MAX_BUNDLES")

@@ -18,6 +18,7 @@ import zmq
 from sentinel import __version__
 from sentinel.coordinator.app import Coordinator
 from sentinel.launch import console, summary
+from sentinel.launch.discovery import Announcement, announce
 from sentinel.launch.embedded import CoordinatorRefused, judged, start_coordinator
 from sentinel.launch.injection import AgentMissing, WorkerContext, site_directory, worker_environment
 from sentinel.launch.options import LaunchOptions, export
@@ -45,6 +46,7 @@ class Watch:
     relay: Relay
     coordinator: Coordinator | None = None
     rendezvous: Rendezvous | None = None
+    announcement: Announcement | None = None
 
 
 @dataclass(slots=True)
@@ -165,7 +167,18 @@ def _start_relay(start: _Start) -> Watch:
         raise
     if not options.quiet:
         console.say(summary.opening(start.run_id, start.run_dir, join.http if join else None))
-    return Watch(options, start.run_dir, record, relay, start.coordinator, start.rendezvous)
+    return Watch(options, start.run_dir, record, relay, start.coordinator, start.rendezvous, _announce(start))
+
+
+def _announce(start: _Start) -> Announcement | None:
+    """Let a Prometheus find this run's own coordinator; a folder that cannot be written costs only that."""
+    if start.coordinator is None or start.coordinator.http_url is None:
+        return None
+    try:
+        return announce(start.coordinator.http_url, start.run_id, start.run_dir, start.options.targets_dir)
+    except OSError as error:
+        start.do_without(f"no Prometheus will find this run ({_reason(error)})")
+        return None
 
 
 def _record(start: _Start) -> RunRecord:
@@ -193,6 +206,8 @@ def _bring_home(watch: Watch, exit_code: int) -> Drained:
             watch.rendezvous.wait_for_guests(GUESTS_SECONDS)
         else:
             watch.rendezvous.leave()
+    if watch.announcement is not None:
+        watch.announcement.withdraw()
     if watch.coordinator is not None:
         watch.coordinator.stop(STOP_SECONDS)
     if watch.relay.refused:

@@ -110,7 +110,8 @@ class Hello(_Message, frozen=True, array_like=True, tag="hello", forbid_unknown_
 class Evidence(_Message, frozen=True, array_like=True, tag="evidence", forbid_unknown_fields=True):
     """Something nonfinite, sent the moment it is latched; the verdict waits for the round.
 
-    ``order`` numbers a rank's evidence in the order it was met. ``parameters`` are fully qualified names, at most 32 of
+    ``order`` numbers a rank's evidence in the order it was met. ``step`` is what is known before the round closes; where there is a
+    RoundClosed, its step rules. ``parameters`` are fully qualified names, at most 32 of
     ``parameters_total``. ``value`` is the loss, unscaled, where the phase is ``loss``.
     """
 

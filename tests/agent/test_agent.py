@@ -222,7 +222,7 @@ IN_TRAINING = {
     *("wire", "wire_result", "join", "completion", "loss", "backward_end", "optimizer", "optimizer_made"),
     *("scaler", "scaler_step", "scaler_scale", "clip", "clipped", "unscale", "loader", "indices", "forward"),
 }
-ELSEWHERE = {"misuse", "leaving", "exit"}
+ELSEWHERE = {"misuse", "leaving", "exit", "terminate"}
 
 
 @pytest.mark.parametrize("site", sorted(IN_TRAINING))

@@ -351,6 +351,7 @@ def test_a_watched_module_can_be_scripted_traced_and_exported(recorder: Recorder
 def test_a_watched_module_compiles_whole_and_is_still_seen(recorder: Recorder, backend: str) -> None:
     """torch.compile with fullgraph finds no graph break in our hooks; the forward is caught around the compiled region."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     model = _model()
     batches.watch_root(model)
     compiled = torch.compile(model, fullgraph=True, backend=backend)

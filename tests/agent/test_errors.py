@@ -83,9 +83,6 @@ def test_the_user_s_own_interrupt_passes(health: Health, stop: type[BaseExceptio
     assert not health.faults
 
 
-@pytest.mark.xfail(
-    strict=True, reason="disable() prints without a guard: a closed or broken stderr raises into training"
-)
 @pytest.mark.parametrize("error", [BrokenPipeError, ValueError], ids=["broken pipe", "closed"])
 def test_a_broken_stderr_does_not_reach_the_training(
     health: Health, heard: list[str], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
@@ -115,7 +112,6 @@ def test_a_long_message_is_cut(health: Health, heard: list[str]) -> None:
     assert len(heard[0]) < 400
 
 
-@pytest.mark.xfail(strict=True, reason="only the length of the exception's text is limited, not its line breaks")
 def test_a_message_of_several_lines_is_announced_on_one(health: Health, heard: list[str]) -> None:
     """torch's errors run over many lines; what people see is one line."""
 

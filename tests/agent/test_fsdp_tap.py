@@ -70,9 +70,6 @@ def test_an_unknown_signature_is_left_alone(capsys: pytest.CaptureFixture[str]) 
     assert printed.count("\n") == 1
 
 
-@pytest.mark.xfail(
-    strict=True, reason="install replaces the function without patching.wrap, so restore knows nothing of it"
-)
 def test_the_function_is_put_back() -> None:
     """After restore torch's own function is in place."""
     original = param_group.foreach_reduce

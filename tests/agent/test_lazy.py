@@ -77,9 +77,6 @@ def test_an_error_of_the_module_is_the_module_s() -> None:
     assert seen == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="find_spec forgets the callback when the spec is made, not when the module has run"
-)
 def test_a_mere_look_for_the_module_does_not_use_the_callback_up() -> None:
     """``importlib.util.find_spec``, as libraries use to see what is installed, loads nothing; the import that follows counts."""
     seen: list[str] = []
@@ -90,9 +87,6 @@ def test_a_mere_look_for_the_module_does_not_use_the_callback_up() -> None:
     assert seen == ["watched_package.inner"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="find_spec forgets the callback when the spec is made, not when the module has run"
-)
 def test_a_second_attempt_after_an_error_is_called_back() -> None:
     """A module that failed once, for want of a library say, and is imported again later, is watched then."""
     seen: list[str] = []

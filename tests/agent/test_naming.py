@@ -43,13 +43,11 @@ def test_wrappers_prefixes_are_taken_off(name: str, expected: str) -> None:
     assert user_name(name) == expected
 
 
-@pytest.mark.xfail(strict=True, reason="user_name goes by text: it removes '._orig_mod' also from the middle of a word")
 def test_a_name_that_only_begins_like_a_wrapper_s_is_kept() -> None:
     """An attribute of the user's is not cut because its first letters are those of a wrapper's."""
     assert user_name("net._orig_model.weight") == "net._orig_model.weight"
 
 
-@pytest.mark.xfail(strict=True, reason="user_name goes by text: it takes a user's submodule called 'module' for DDP's")
 def test_a_submodule_called_module_keeps_its_name() -> None:
     """'module' is DDP's name for what it wraps, and a usual name of a user's own attribute."""
     naming = Naming()
@@ -72,7 +70,6 @@ def test_a_compiled_and_wrapped_model_has_the_user_s_names(group: None) -> None:
         assert [name for name, _ in naming.buffers()] == [name for name, _ in model.named_buffers()]
 
 
-@pytest.mark.xfail(strict=True, reason="user_name strips 'module.' only at the start of a name")
 def test_a_wrapped_part_of_a_model_has_the_user_s_names(group: None) -> None:
     """Where only the encoder is wrapped, its parameters are named as if it were not."""
     naming = Naming()

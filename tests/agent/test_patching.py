@@ -85,7 +85,6 @@ def test_what_somebody_wrapped_after_us_stays() -> None:
         Owner.double = original  # type: ignore[method-assign]
 
 
-@pytest.mark.xfail(strict=True, reason="restore sets the inherited function on the heir instead of removing the name")
 def test_a_name_that_was_inherited_is_inherited_again() -> None:
     """Where a class had no such name of its own, it has none after restore."""
     patching.wrap(Heir, "double", _plus_one)

@@ -149,7 +149,6 @@ def test_a_fault_in_a_completion_callback_is_counted() -> None:
     assert health.faults == {"completion:ValueError": 1}
 
 
-@pytest.mark.xfail(strict=True, reason="nothing calls forget_done: what a step never joins stays in the list")
 def test_finished_collectives_outside_of_a_round_do_not_pile_up(watched: Watched) -> None:
     """A long evaluation with asynchronous reductions and no step leaves nothing behind for each of them."""
     for _ in range(50):
@@ -208,9 +207,6 @@ def test_a_loop_s_own_reductions_are_read_before_wait_returns(watch: Callable[..
     assert watched.evidence() == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="backward_begins closes a cleared round without a join: a late result is the next round's"
-)
 def test_a_skipped_round_is_closed_after_its_checks(watched: Watched) -> None:
     """A reduce-scatter's result that nobody looked at yet belongs to the round that issued it, skipped or not."""
     model = nn.Linear(2, 1)

@@ -126,7 +126,6 @@ def test_modules_made_before_the_group_are_handed_over() -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.xfail(strict=True, reason="_roots holds modules strongly until a process group exists, which may be never")
 def test_modules_are_not_kept_alive_for_a_group_that_never_comes() -> None:
     """In a process without a process group, compiled models that the user drops are freed."""
     sentinel_agent.attach()
@@ -160,9 +159,6 @@ def _broken(*_args: Any) -> None:
     raise ValueError("no such thing")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="process.root_made calls the agent without a guard, from inside the wrappers' constructors"
-)
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -183,9 +179,6 @@ def test_a_fault_at_a_wrapper_does_not_reach_the_script(
     assert sum(watched.faults.values()) == 1
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a list of modules is given to weakref.ref, which raises in the script's fully_shard call"
-)
 def test_several_modules_can_be_sharded_as_one_group(group: None) -> None:
     """``fully_shard`` takes a list of modules: the script gets what torch returns."""
     sentinel_agent.attach(goodbye_seconds=0.0)
@@ -193,9 +186,6 @@ def test_several_modules_can_be_sharded_as_one_group(group: None) -> None:
     assert sharding.fully_shard(layers) is layers
 
 
-@pytest.mark.xfail(
-    strict=True, reason="late, only the defining module's fully_shard is wrapped, not the name users import"
-)
 def test_attached_late_it_knows_what_is_sharded(group: None) -> None:
     """Where FSDP was imported before the attach, ``torch.distributed.fsdp.fully_shard`` tells of its module all the same."""
     sentinel_agent.attach(goodbye_seconds=0.0)
@@ -230,24 +220,12 @@ PLACES: dict[str, Callable[[], Any]] = {
     "sys.exit": lambda: sys.exit,
     "sys.excepthook": lambda: sys.excepthook,
 }
-FORGOTTEN: dict[str, tuple[Callable[[], Any], str]] = {
-    "the package's init_process_group": (
-        lambda: dist.init_process_group,
-        "the second name of init_process_group is set without patching.wrap",
-    ),
-    "foreach_reduce": (
-        lambda: torch.distributed.fsdp._fully_shard._fsdp_param_group.foreach_reduce,
-        "fsdp.install replaces foreach_reduce without patching.wrap",
-    ),
-    "a name that Module inherits": (
-        lambda: "__getstate__" in vars(nn.Module),
-        "restore sets an inherited function on the class instead of removing the name",
-    ),
+OTHER_NAMES: dict[str, Callable[[], Any]] = {
+    "the package's init_process_group": lambda: dist.init_process_group,
+    "foreach_reduce": lambda: torch.distributed.fsdp._fully_shard._fsdp_param_group.foreach_reduce,
+    "a name that Module inherits": lambda: "__getstate__" in vars(nn.Module),
 }
-ALL = [pytest.param(place, id=name) for name, place in PLACES.items()] + [
-    pytest.param(place, id=name, marks=pytest.mark.xfail(strict=True, reason=reason))
-    for name, (place, reason) in FORGOTTEN.items()
-]
+ALL = [pytest.param(place, id=name) for name, place in {**PLACES, **OTHER_NAMES}.items()]
 
 
 @pytest.mark.parametrize("place", ALL)
@@ -308,7 +286,6 @@ def test_detach_without_attach_is_harmless() -> None:
     sentinel_agent.detach()
 
 
-@pytest.mark.xfail(strict=True, reason="detach returns early if there is no agent yet, with the import taps in place")
 def test_detach_before_the_process_group_takes_the_taps_out() -> None:
     """Attached and detached again before any process group, torch is as it was and stays unwatched."""
     before = DistributedDataParallel.__init__
@@ -317,18 +294,17 @@ def test_detach_before_the_process_group_takes_the_taps_out() -> None:
     assert DistributedDataParallel.__init__ is before
 
 
-@pytest.mark.xfail(strict=True, reason="prepare() runs once per process, so what detach took out is not put in again")
 def test_attaching_again_after_detach_watches_again(group: None) -> None:
     """A notebook may attach and detach as often as it likes."""
     sentinel_agent.attach(goodbye_seconds=0.0)
     sentinel_agent.detach()
     sentinel_agent.attach(goodbye_seconds=0.0)
     watched = _current()
-    DistributedDataParallel(model := nn.Linear(2, 1))
+    wrapper = DistributedDataParallel(model := nn.Linear(2, 1))
     assert _names(watched) == [name for name, _ in model.named_parameters()]
+    assert wrapper.module is model
 
 
-@pytest.mark.xfail(strict=True, reason="the wrapper of init_process_group stays in place under its second name")
 def test_after_detach_a_new_process_group_is_not_watched(group: None) -> None:
     """Detached means detached: another process group makes no new agent."""
     sentinel_agent.attach(goodbye_seconds=0.0)

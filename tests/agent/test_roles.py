@@ -89,9 +89,6 @@ def test_a_comm_hook_of_the_user_s_reduces_gradients(watched: Watched) -> None:
     assert _roles(watched) == [Role.GRADIENT]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a user's hook is known by its layout, and one bucket of several has none that is known"
-)
 def test_a_comm_hook_of_the_user_s_reduces_gradients_over_several_buckets(watched: Watched) -> None:
     """After the first iteration a large model has several buckets; none of them holds all gradients."""
     model = DistributedDataParallel(nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600)), bucket_cap_mb=1)
@@ -203,9 +200,6 @@ def test_a_layer_that_reduces_in_its_forward_reduces_activations(watched: Watche
     assert _roles(watched) == [Role.ACTIVATION]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="role() asks whether a backward ended in this round, and a forward may follow it"
-)
 def test_the_second_forward_of_an_accumulation_reduces_activations(watched: Watched) -> None:
     """That a backward of the same round is over does not make the next forward's statistics something of gradients."""
     model = Synchronised()
@@ -215,9 +209,6 @@ def test_the_second_forward_of_an_accumulation_reduces_activations(watched: Watc
     assert _roles(watched) == [Role.ACTIVATION]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="in backward, only torch's own files are known to reduce activations; a user's are derived"
-)
 def test_a_layer_that_reduces_in_its_backward_reduces_activations(watched: Watched) -> None:
     """The gradient of an activation is no parameter's gradient."""
     model = Synchronised()
@@ -259,9 +250,6 @@ def test_an_evaluation_between_steps_reduces_scalars_and_activations(watched: Wa
     assert _roles(watched) == [Role.ACTIVATION]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="caller() takes a stack without Python callers for the user's; it is the engine's"
-)
 def test_a_kernel_called_by_no_python_code_is_called_by_autograd() -> None:
     """On an accelerator backward runs on threads of the engine's own, where no Python frame is above the reducer's call."""
     found: list[roles.Caller] = []

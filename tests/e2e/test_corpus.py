@@ -44,3 +44,40 @@ def test_every_script_has_its_expectation() -> None:
     for text in scripts.values():
         names = {a.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import) for a in n.names}
         assert not {name for name in names if "sentinel" in name}
+
+
+FOUND = {
+    "kind": "nonfinite_gradient",
+    "stage": "pre_reduce",
+    "suspect_ranks": [1],
+    "step": 3,
+    "cause": "data",
+    "round": 3,
+    "opened_at": "2026-11-30T12:00:00Z",
+}
+WANTED = accuracy.Expected(("nonfinite_gradient",), "pre_reduce", (1,), 3, "hardware")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "value"),
+    [("kind", "nonfinite_loss"), ("stage", "forward"), ("suspect_ranks", [0]), ("suspect_ranks", [0, 1]), ("step", 2)],
+)
+def test_each_part_of_a_verdict_is_judged(wrong: str, value: object) -> None:
+    """A verdict passes if all but its cause is right, and fails if any other part is wrong or another incident came first."""
+    assert accuracy.judge(WANTED, [FOUND]).passed
+    assert not accuracy.judge(WANTED, [{**FOUND, wrong: value}]).passed
+    assert not accuracy.judge(WANTED, [FOUND, {**FOUND, wrong: value, "round": 2}]).passed
+
+
+@pytest.mark.parametrize("incidents", [[], None])
+def test_nothing_found_is_wrong_for_a_fault(incidents: list[object] | None) -> None:
+    """A fault without an incident is a miss, and so is a run whose incidents cannot be read."""
+    assert not accuracy.judge(WANTED, incidents).passed
+
+
+def test_anything_found_is_wrong_for_a_clean_script() -> None:
+    """For a clean script only an empty list passes."""
+    clean = accuracy.Expected((), "none", (), None, "none")
+    assert accuracy.judge(clean, []).passed
+    assert not accuracy.judge(clean, [FOUND]).passed
+    assert not accuracy.judge(clean, None).passed

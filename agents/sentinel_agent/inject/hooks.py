@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from sentinel_agent.inject.lazy import after_import
+from sentinel_agent.inject.lazy import after_import, forget_imports
 
 CONSTRUCTORS = {
     "torch.nn.parallel.distributed": "DistributedDataParallel",
@@ -29,6 +29,13 @@ def prepare() -> None:
         return
     _prepared = True
     after_import({**{name: _guarded(_constructor_tap) for name in CONSTRUCTORS}, **_FUNCTIONS})
+
+
+def forget() -> None:
+    """What was patched has been put back: ``prepare`` may be called again."""
+    global _prepared
+    forget_imports()
+    _prepared = False
 
 
 def _guarded(callback: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
@@ -57,14 +64,25 @@ def _constructed(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _process_group_tap(module: ModuleType) -> None:
-    from sentinel_agent.patching import wrap
+def _wrap_both(module: ModuleType, package: str, name: str, make: Callable[[Any], Any]) -> None:
+    """Wrap a function, and its second name in the package users import it from, if that was imported before us."""
+    from sentinel_agent.patching import alias, wrap
 
-    original = module.init_process_group
-    wrap(module, "init_process_group", _group_made)
-    package = sys.modules.get("torch.distributed")
-    if getattr(package, "init_process_group", None) is original:  # attached late: the package has its own reference
-        package.init_process_group = module.init_process_group  # type: ignore[union-attr]
+    original = getattr(module, name)
+    wrap(module, name, make)
+    for other in (package, package + "._fully_shard"):
+        if other in sys.modules:
+            alias(sys.modules[other], name, original, getattr(module, name))
+
+
+def _comm_hook_tap(module: ModuleType) -> None:
+    from sentinel_agent.taps import comm_hook
+
+    comm_hook.install(module)
+
+
+def _process_group_tap(module: ModuleType) -> None:
+    _wrap_both(module, "torch.distributed", "init_process_group", _group_made)
 
 
 def _group_made(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,9 +104,7 @@ def _foreach_reduce_tap(module: ModuleType) -> None:
 
 
 def _fully_shard_tap(module: ModuleType) -> None:
-    from sentinel_agent.patching import wrap
-
-    wrap(module, "fully_shard", _sharded)
+    _wrap_both(module, "torch.distributed.fsdp", "fully_shard", _sharded)
 
 
 def _sharded(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,6 +119,7 @@ def _sharded(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _FUNCTIONS = {
+    "torch.distributed": _guarded(_comm_hook_tap),
     "torch.distributed.distributed_c10d": _guarded(_process_group_tap),
     "torch.distributed.fsdp._fully_shard._fully_shard": _guarded(_fully_shard_tap),
     "torch.distributed.fsdp._fully_shard._fsdp_param_group": _guarded(_foreach_reduce_tap),

@@ -19,22 +19,37 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
     def __init__(self, callbacks: dict[str, Callback]) -> None:
         self._callbacks = dict(callbacks)
+        self._looking: set[str] = set()  # a second finder of ours asks this one, too
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The spec that the other finders give, with its loader told to call back; None for modules that are not watched."""
-        callback = self._callbacks.pop(fullname, None)
-        if callback is None:
+        if fullname not in self._callbacks or fullname in self._looking:
             return None
+        self._looking.add(fullname)
+        try:
+            return self._watched_spec(fullname, path, target)
+        finally:
+            self._looking.discard(fullname)
+
+    def _watched_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _Calling(spec.loader, callback)
+                spec.loader = _Calling(spec.loader, lambda module: self._ran(fullname, module))
                 return spec
         return None
+
+    def _ran(self, fullname: str, module: ModuleType) -> None:
+        """The module has run without an error: call back, once. A mere look at its spec, or a failed import, is neither."""
+        callback = self._callbacks.pop(fullname, None)
+        if callback is not None:
+            callback(module)
 
 
 class _Calling(importlib.abc.Loader):
@@ -66,3 +81,8 @@ def after_import(callbacks: dict[str, Callback]) -> None:
             waiting[name] = callback
     if waiting:
         sys.meta_path.insert(0, AfterImport(waiting))
+
+
+def forget_imports() -> None:
+    """Wait for no import any longer."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, AfterImport)]

@@ -56,7 +56,9 @@ class Feed:
         self.replace(tensors)
         return batch
 
-    def forward_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
+    def forward_inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
         """What the next forward shall get, and whether that is something else than the script made."""
         if self._forwarded >= len(self._forwards):
             return args, kwargs, False
@@ -68,7 +70,9 @@ class Feed:
         try:
             recorded = rebuild(entry.structure, self._recording.batches, live)
         except NotRebuildable as error:
-            self.notes.append(f"inputs of forward {self._forwarded - 1} are compared in part only: {error} was not recorded")
+            self.notes.append(
+                f"inputs of forward {self._forwarded - 1} are compared in part only: {error} was not recorded"
+            )
             return args, kwargs, False
         self._note_size(flat_tensors(recorded))
         if self._equal(entry, live, recorded):

@@ -25,9 +25,9 @@ from sentinel_agent.taps import optimizer as optimizer_tap
 def install(session: Session) -> None:
     """Patch torch for the rest of this process."""
     process.stand_in(session)
+    session.world.install(session.process_group_made)  # first: what is wrapped once is not wrapped again
     prepare()
     session.override.install()
-    session.world.install(session.process_group_made)
     wrap(nn.Module, "__call__", lambda original: _module_call(original, session))
     wrap(torch.autograd, "backward", lambda original: _backward(original, session))
     wrap(dataloader._BaseDataLoaderIter, "__next__", lambda original: _next_batch(original, session))
@@ -94,7 +94,7 @@ def _optimizers(session: Session) -> None:
     """Rounds close at steps; before the recorded round, a step finds no gradients and so changes nothing."""
     kept: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
-    def before(optimizer: torch.optim.Optimizer) -> None:
+    def before(optimizer: torch.optim.Optimizer, _again: bool) -> None:
         session.clock.stepped("the optimizer was about to step")
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         kept[id(optimizer)] = [(p, p.grad) for p in parameters if p.grad is not None]

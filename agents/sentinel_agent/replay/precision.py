@@ -60,7 +60,9 @@ class Override:
     def _autocast(self, original: Callable[..., None]) -> Callable[..., None]:
         target = self.target
 
-        def init(context: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+        def init(
+            context: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+        ) -> None:
             self.low_precision = self.low_precision or enabled
             if target is not None:
                 enabled = enabled and target is not torch.float32

@@ -19,6 +19,7 @@ from sentinel.wire.messages import Check
 from sentinel_agent.check import check_one, local_part
 from sentinel_agent.errors import Health
 from sentinel_agent.naming import user_name
+from sentinel_agent.patching import wrap
 
 _here = threading.local()
 
@@ -67,8 +68,7 @@ def install(module: Any, health: Callable[[], Health | None]) -> bool:
             file=sys.stderr,
         )
         return False
-    module.foreach_reduce = _wrapped(original, names.index("reduce_dtype"), health)
-    return True
+    return wrap(module, "foreach_reduce", lambda known: _wrapped(known, names.index("reduce_dtype"), health))
 
 
 def _wrapped(original: Callable[..., Any], dtype_at: int, health: Callable[[], Health | None]) -> Callable[..., Any]:
@@ -85,7 +85,6 @@ def _wrapped(original: Callable[..., Any], dtype_at: int, health: Callable[[], H
         finally:
             _here.unsharded = None
 
-    foreach_reduce._sentinel = True  # type: ignore[attr-defined]
     return foreach_reduce
 
 

@@ -7,6 +7,8 @@ that never reached a backward is found in the frames being left.
 from __future__ import annotations
 
 import atexit
+import builtins
+import math
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
@@ -14,33 +16,46 @@ from typing import Any
 
 import torch
 
-from sentinel_agent.errors import Health
+from sentinel_agent.errors import Health, one_line
 from sentinel_agent.patching import wrap
 
 MAX_FRAMES = 32
+_at_exit: list[Callable[[], object]] = []
 
 
 def install(
-    on_loss: Callable[[float], None], on_leaving: Callable[[str], None], on_exit: Callable[[], None], health: Health
+    on_loss: Callable[[float], object], on_leaving: Callable[[str], None], on_exit: Callable[[], None], health: Health
 ) -> None:
     """Call ``on_loss(value)`` for a nonfinite loss in the frames left, ``on_leaving(note)`` early, ``on_exit()`` at the end."""
-    look = health.guarded("leaving", lambda frames, note: _look(frames, note, on_loss, on_leaving))
+    look = health.guarded("leaving", lambda frames, note: _look(frames(), note(), on_loss, on_leaving))
     wrap(sys, "excepthook", lambda original: _excepthook(original, look))
-    wrap(sys, "exit", lambda original: _exit(original, look))
-    atexit.register(health.guarded("exit", on_exit))
+    wrap(sys, "exit", lambda original: _exit(original, "sys.exit", look))
+    wrap(builtins, "exit", lambda original: _exit(original, "exit", look))
+    wrap(builtins, "quit", lambda original: _exit(original, "quit", look))
+    exits = health.guarded("exit", on_exit)
+    last_look = health.guarded("leaving", lambda: _look_at_script(on_loss, on_leaving))
+    _at_exit.append(lambda: (last_look(), exits()))
+    atexit.register(_at_exit[-1])
+
+
+def uninstall() -> None:
+    """Forget what was registered for the interpreter's exit; the hooks are put back with the other patches."""
+    while _at_exit:
+        atexit.unregister(_at_exit.pop())
 
 
 def _excepthook(original: Callable[..., Any], look: Callable[..., Any]) -> Callable[..., Any]:
     def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> Any:
-        look(list(_frames_of(traceback)), f"{kind.__name__}: {str(error).splitlines()[0][:150] if str(error) else ''}")
+        look(lambda: list(_frames_of(traceback)), lambda: one_line(error))
         return original(kind, error, traceback)
 
     return excepthook
 
 
-def _exit(original: Callable[..., Any], look: Callable[..., Any]) -> Callable[..., Any]:
+def _exit(original: Callable[..., Any], name: str, look: Callable[..., Any]) -> Callable[..., Any]:
     def leave(*args: Any) -> Any:
-        look(list(_callers(sys._getframe(1))), f"sys.exit({args[0] if args else ''})"[:150])
+        frame = sys._getframe(1)
+        look(lambda: list(_callers(frame)), lambda: f"{name}({args[0] if args else ''})"[:150])
         return original(*args)
 
     return leave
@@ -61,7 +76,7 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _look(
-    frames: list[FrameType], note: str, on_loss: Callable[[float], None], on_leaving: Callable[[str], None]
+    frames: list[FrameType], note: str, on_loss: Callable[[float], object], on_leaving: Callable[[str], None]
 ) -> None:
     value = next((v for frame in frames for v in _nonfinite_losses(frame)), None)
     if value is not None:
@@ -69,15 +84,22 @@ def _look(
     on_leaving(note)
 
 
+def _look_at_script(on_loss: Callable[[float], object], on_leaving: Callable[[str], None]) -> None:
+    """At the very end: a script that left its loop over a nonfinite loss still holds it in a global of ``__main__``."""
+    script = sys.modules.get("__main__")
+    value = next(_nonfinite_values(list(vars(script).values()) if script is not None else []), None)
+    if value is not None and on_loss(value):
+        on_leaving("the script ended with a nonfinite loss")
+
+
 def _nonfinite_losses(frame: FrameType) -> Iterator[float]:
     """Values of one-element tensors that a backward could be called on (they have a history) and that are nonfinite."""
-    for local in list(frame.f_locals.values()):
-        if (
-            type(local) is torch.Tensor
-            and local.numel() == 1
-            and local.grad_fn is not None
-            and local.is_floating_point()
-        ):
-            value = float(local.detach())
-            if value != value or value in (float("inf"), float("-inf")):
+    return _nonfinite_values(list(frame.f_locals.values()))
+
+
+def _nonfinite_values(values: list[object]) -> Iterator[float]:
+    for one in values:
+        if type(one) is torch.Tensor and one.numel() == 1 and one.grad_fn is not None and one.is_floating_point():
+            value = float(one.detach())
+            if not math.isfinite(value):
                 yield value

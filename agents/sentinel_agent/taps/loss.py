@@ -12,6 +12,7 @@ import torch
 
 from sentinel_agent.errors import Health
 from sentinel_agent.patching import wrap
+from sentinel_agent.roles import in_backward
 
 
 def install(
@@ -27,8 +28,8 @@ def install(
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return original(tensors, *args, **kwargs)
+            if torch.compiler.is_compiling() or in_backward():
+                return original(tensors, *args, **kwargs)  # a reentrant checkpoint calls this inside of a backward
             before(tensors)
             result = original(tensors, *args, **kwargs)
             after()

@@ -21,22 +21,26 @@ _handles: list[RemovableHandle] = []
 
 
 def install(
-    on_step: Callable[[torch.optim.Optimizer], None], on_made: Callable[[torch.optim.Optimizer], None], health: Health
+    on_step: Callable[[torch.optim.Optimizer, bool], None],
+    on_made: Callable[[torch.optim.Optimizer], None],
+    health: Health,
 ) -> None:
-    """Call ``on_step(optimizer)`` once its gradients are ready and before it uses them; ``on_made`` after construction."""
+    """Call ``on_step(optimizer, again)`` once its gradients are ready and before it uses them; ``on_made`` after construction.
+
+    ``again`` is True from the second evaluation of a closure within one step on.
+    """
     step = health.guarded("optimizer", on_step)
     made = health.guarded("optimizer_made", on_made)
 
     def before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.compiler.is_compiling():
-            return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
-            step(optimizer)
+            step(optimizer, False)
             return None
         judged = _judged_after(closure, functools.partial(step, optimizer))
         return (args, {**kwargs, "closure": judged}) if "closure" in kwargs else ((args[0], judged, *args[2:]), kwargs)
 
+    vars(before_step)["_torchdynamo_disable"] = True  # a compiled step calls it, outside of what it compiles
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(before_step))
     wrap(torch.optim.Optimizer, "__init__", lambda original: _then(original, made))
@@ -48,11 +52,15 @@ def uninstall() -> None:
         _handles.pop().remove()
 
 
-def _judged_after(closure: Callable[[], Any], judge: Callable[[], Any]) -> Callable[[], Any]:
+def _judged_after(closure: Callable[[], Any], judge: Callable[[bool], Any]) -> Callable[[], Any]:
+    evaluations = 0
+
     @functools.wraps(closure)
     def call() -> Any:
+        nonlocal evaluations
         result = closure()
-        judge()
+        judge(evaluations > 0)
+        evaluations += 1
         return result
 
     return call

@@ -98,6 +98,7 @@ class ScalerTap:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if not scaler._enabled or not self._health.active:
                 return original(scaler, optimizer, *args, **kwargs)
+            self._stepping, self._called, self._scale = id(optimizer), False, None
             before(scaler, optimizer)
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
@@ -110,7 +111,7 @@ class ScalerTap:
         return step
 
     def _before_step(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-        self._stepping, self._called, self._scale = id(optimizer), False, scaler.get_scale()
+        self._scale = scaler.get_scale()
         if self._scale_used is not None and self._scale != self._scale_used:
             self._misused("scale_changed_before_step", optimizer)
 

@@ -76,7 +76,8 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "SentinelAgentsMissing",
-        'sentinel_agents_expected - on (job, instance, job_id)\n  sum by (job, instance, job_id) (sentinel_agents{state=~"running|ended"}) > 0\n'
+        "sentinel_agents_expected - on (job, instance, job_id)\n"
+        '  sum by (job, instance, job_id) (sentinel_agents{state=~"running|ended"}) > 0\n'
         'and on (job, instance, job_id)\n  sentinel_agents{state="running"} > 0',
         "warning",
         "{{ $labels.job_id }}: {{ $value }} rank(s) are not watched",

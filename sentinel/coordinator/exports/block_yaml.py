@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*[A-Za-z0-9]")
-_WORDS_WITH_MEANING = {"true", "false", "null", "yes", "no", "on", "off"}
+_PLAIN = re.compile(r"[A-Za-z_/](?:[A-Za-z0-9_./:-]*[A-Za-z0-9])?")
+_WORDS_WITH_MEANING = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
 def to_yaml(value: Any) -> str:

@@ -21,8 +21,38 @@ CLAMPS = frozenset(
 )
 # Operations through which a value passes without changing its size: what was guarded before is guarded after.
 SHAPES = frozenset(
-    "unsqueeze squeeze view reshape expand expand_as to float double half bfloat16 type type_as detach item contiguous clone "
-    "flatten permute transpose t cpu cuda view_as repeat repeat_interleave broadcast_to gather index_select chunk".split()
+    [
+        "unsqueeze",
+        "squeeze",
+        "view",
+        "reshape",
+        "expand",
+        "expand_as",
+        "to",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "type",
+        "type_as",
+        "detach",
+        "item",
+        "contiguous",
+        "clone",
+        "flatten",
+        "permute",
+        "transpose",
+        "t",
+        "cpu",
+        "cuda",
+        "view_as",
+        "repeat",
+        "repeat_interleave",
+        "broadcast_to",
+        "gather",
+        "index_select",
+        "chunk",
+    ]
 )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sentinel.postmortem.lint.source import Source
 
-PAGE = "docs/rules.md"
+PAGE = "deploy/LINT.md"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from sentinel.postmortem.lint.expressions import CLAMPS, SHAPES, is_epsilon, operation
-from sentinel.postmortem.lint.source import Scope, Source, dotted, same
+from sentinel.postmortem.lint.expressions import CLAMPS, SHAPES, is_epsilon, number, operation
+from sentinel.postmortem.lint.source import Scope, Source, dotted
 
 DEPTH = 6
 _REPAIRS = frozenset({"clamp_", "clamp_min_", "clip_", "add_", "masked_fill_", "fill_", "nan_to_num_", "index_fill_"})
@@ -84,16 +84,37 @@ def is_guarded(source: Source, node: ast.expr | None, depth: int = DEPTH) -> boo
 
 def is_tested(source: Source, node: ast.expr) -> bool:
     """True if a condition in the same function looks at this value (``if mask.any():`` for ``mask.sum()``)."""
-    watched = [node, *_subjects(source, node)]
+    watched = {ast.dump(one) for one in (node, *_subjects(source, node)) if not isinstance(one, ast.Constant)}
     for test in _tests(source, source.scope(node)):
-        inner = [part for part in ast.walk(test) if isinstance(part, ast.expr)]
-        if any(same(part, one) for part in inner for one in watched if not isinstance(one, ast.Constant)):
-            return True
+        for part in ast.walk(test):
+            if isinstance(part, ast.expr) and (
+                ast.dump(part) in watched or ast.dump(resolve(source, part) or part) in watched
+            ):
+                return True
     return False
 
 
+def is_bounded(source: Source, node: ast.expr | None) -> bool:
+    """True for an exponent that is (most likely) at most 0: a maximum was subtracted, it is negative, or it was clamped."""
+    inner = resolve(source, node)
+    if isinstance(inner, ast.BinOp):
+        scales = isinstance(inner.op, ast.Mult | ast.Div)
+        return isinstance(inner.op, ast.Sub) or (scales and any(_is_low(source, s) for s in (inner.left, inner.right)))
+    if inner is None or (isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub)):
+        return True
+    found = operation(source, inner)
+    return found is not None and found.name in ("clamp", "clip", "minimum", "log_softmax")
+
+
+def _is_low(source: Source, node: ast.expr) -> bool:
+    """A factor that makes a product negative or small: a negative number, or something bounded itself."""
+    return (number(node) or 0) < 0 or (isinstance(node, ast.BinOp | ast.UnaryOp) and is_bounded(source, node))
+
+
 def without_gradient(source: Source, node: ast.AST) -> bool:
-    """True inside ``torch.no_grad()`` and the like: nothing flows back through the code there."""
+    """True inside ``torch.no_grad()`` and the like, and in files of optimizers: nothing flows back through the code there."""
+    if any(dotted(base).endswith("Optimizer") for one in source.every(ast.ClassDef) for base in one.bases):
+        return True
     for outer in source.parents(node):
         marks: list[ast.expr] = []
         if isinstance(outer, ast.With | ast.AsyncWith):
@@ -202,7 +223,7 @@ def _comparing(test: ast.expr) -> Iterator[ast.expr]:
             yield from _comparing(part)
     elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         yield from _comparing(test.operand)
-    elif isinstance(test, ast.Compare) and not any(isinstance(op, ast.Is | ast.IsNot) for op in test.ops):
-        yield test
-    elif isinstance(test, ast.Call) and dotted(test.func) not in ("isinstance", "hasattr", "callable"):
+    elif (isinstance(test, ast.Compare) and not any(isinstance(op, ast.Is | ast.IsNot) for op in test.ops)) or (
+        isinstance(test, ast.Call) and dotted(test.func) not in ("isinstance", "hasattr", "callable")
+    ):
         yield test

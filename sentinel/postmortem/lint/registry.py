@@ -1,6 +1,6 @@
 """All rules, by name.
 
-Owns the list. A new rule goes into the module of its family in ``rules/`` and gets a section in docs/rules.md.
+Owns the list. A new rule goes into the module of its family in ``rules/`` and gets a section in deploy/LINT.md.
 """
 
 from __future__ import annotations

@@ -14,9 +14,11 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TypeVar, cast
+from typing import Any, TypeVar, overload
 
-Node = TypeVar("Node", bound=ast.AST)
+A = TypeVar("A", bound=ast.AST)
+B = TypeVar("B", bound=ast.AST)
+C = TypeVar("C", bound=ast.AST)
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
 _IGNORE = re.compile(r"#\s*sentinel:\s*ignore(?:\[([\w\s,\-]*)\])?")
@@ -60,11 +62,17 @@ class Source:
             self._parents.update(dict.fromkeys(children, node))
             stack += [(child, inner) for child in reversed(children)]
 
-    def every(self, *kinds: type[Node]) -> list[Node]:
+    @overload
+    def every(self, kind: type[A], /) -> list[A]: ...
+    @overload
+    def every(self, kind: type[A], second: type[B], /) -> list[A | B]: ...
+    @overload
+    def every(self, kind: type[A], second: type[B], third: type[C], /) -> list[A | B | C]: ...
+    def every(self, *kinds: type[ast.AST]) -> list[Any]:
         """All nodes of these kinds, in the order of the text."""
         return _in_order([self._nodes[kind] for kind in kinds if kind in self._nodes])
 
-    def inside(self, scope: Scope, *kinds: type[Node]) -> list[Node]:
+    def inside(self, scope: Scope, *kinds: type[ast.AST]) -> list[Any]:
         """Nodes of these kinds that belong to ``scope`` itself, not to a function inside it, in the order of the text."""
         return _in_order([self._scoped[scope, kind] for kind in kinds if (scope, kind) in self._scoped])
 
@@ -153,9 +161,9 @@ class Source:
         return found
 
 
-def _in_order(found: list[list[tuple[int, ast.AST]]]) -> list[Node]:
+def _in_order(found: list[list[tuple[int, ast.AST]]]) -> list[ast.AST]:
     merged = found[0] if len(found) == 1 else sorted((pair for one in found for pair in one), key=lambda pair: pair[0])
-    return cast("list[Node]", [node for _, node in merged])
+    return [node for _, node in merged]
 
 
 def dotted(node: ast.AST) -> str:
@@ -175,5 +183,5 @@ def code(node: ast.AST, limit: int = 60) -> str:
 
 
 def same(a: ast.AST, b: ast.AST) -> bool:
-    """True if two expressions read alike."""
-    return ast.dump(a) == ast.dump(b)
+    """True if two expressions read alike, whether they are read or assigned to."""
+    return ast.unparse(a) == ast.unparse(b)

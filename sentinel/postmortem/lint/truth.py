@@ -34,7 +34,7 @@ class Unknown(Exception):
 
 
 def truth(source: Source, test: ast.expr, known: dict[str, int], count: int) -> bool:
-    """Is ``test`` true where the names in ``known`` have these values, and unknown accumulation counts are ``count``? Raises Unknown."""
+    """Is ``test`` true for these values of names, unknown accumulation counts being ``count``? Raises Unknown."""
     return bool(_value(source, test, known, count, 8))
 
 

@@ -191,16 +191,30 @@ def skipped_by_the_framework() -> None:
             parameter.grad = None
 
 
-def stale_gradient() -> None:
-    """Rank 1 forgets its backward and reduces the gradients of the step before."""
+def _one_by_one(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        average(parameter.grad)
+
+
+def _forgetting(reduce: Any) -> None:
     model = equal_start(network())
     optimizer = sgd(model.parameters())
     for step in range(STEPS):
         if step != FAULT or lab.rank() != GUILTY:
             optimizer.zero_grad()
             loss_of(model, step).backward()
-        _flattened(model)
+        reduce(model)
         optimizer.step()
+
+
+def stale_gradient() -> None:
+    """Rank 1 forgets its backward and reduces the gradients of the step before."""
+    _forgetting(_one_by_one)
+
+
+def stale_flat_gradient() -> None:
+    """The same with all gradients in one buffer."""
+    _forgetting(_flattened)
 
 
 def contribution_of_zeros() -> None:

@@ -9,7 +9,7 @@ import time
 
 import lab
 import torch
-from lab import ddp, loss_of, network, planted, sgd
+from lab import ddp, loss_of, planted, sgd
 from torch import nn
 
 STEPS, FAULT, GUILTY = 6, 3, 1
@@ -86,11 +86,7 @@ def error_in_clipping() -> None:
 
 
 def _killed(sent: signal.Signals, seconds: float) -> None:
-    global model, optimizer
-    head = nn.Linear(lab.WIDTH, lab.CLASSES)
-    model = ddp(network())
-    optimizer = sgd(model.parameters())
-    del head
+    _ready()
     for step in range(STEPS):
         optimizer.zero_grad()
         loss = planted(loss_of(model, step), step == FAULT and lab.rank() == GUILTY)
@@ -102,13 +98,18 @@ def _killed(sent: signal.Signals, seconds: float) -> None:
 
 
 def killed_by_sigterm() -> None:
-    """A scheduler's SIGTERM arrives between the backward and the step."""
-    _killed(signal.SIGTERM, 0.0)
+    """A scheduler's SIGTERM arrives a tenth of a second after the backward, before the step."""
+    _killed(signal.SIGTERM, 0.1)
 
 
 def killed_by_sigkill() -> None:
     """The kernel kills the rank a tenth of a second after its backward."""
     _killed(signal.SIGKILL, 0.1)
+
+
+def killed_at_once() -> None:
+    """SIGTERM arrives in the very moment in which the backward returns."""
+    _killed(signal.SIGTERM, 0.0)
 
 
 if __name__ == "__main__":

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
 
 import lab
+import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
 
-def train(rank: int, port: int) -> None:
+def train(rank: int) -> None:
     """One spawned rank."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    lab.torch.manual_seed(0)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.manual_seed(0)
     model = lab.ddp()
     optimizer = lab.sgd(model.parameters())
     losses = []
@@ -29,7 +29,4 @@ def train(rank: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
-    torch.multiprocessing.spawn(train, args=(free,), nprocs=2)
+    torch.multiprocessing.spawn(train, nprocs=2)

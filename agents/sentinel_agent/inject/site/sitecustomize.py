@@ -9,11 +9,12 @@ import sys
 
 
 def _run_hidden() -> None:
-    """Run the next ``sitecustomize`` on the path, as if this one were not there."""
-    here = os.path.dirname(os.path.abspath(__file__))
+    """Run the next ``sitecustomize`` on the path, as if this one were not there (nor another copy of it)."""
+    seen = sys.__dict__.setdefault("_sentinel_sites", [])
+    seen.append(os.path.dirname(os.path.abspath(__file__)))
     for entry in sys.path:
         candidate = os.path.join(entry or ".", "sitecustomize.py")
-        if os.path.abspath(entry or ".") != here and os.path.isfile(candidate):
+        if os.path.abspath(entry or ".") not in seen and os.path.isfile(candidate):
             spec = importlib.util.spec_from_file_location("sitecustomize", candidate)
             if spec is not None and spec.loader is not None:
                 module = importlib.util.module_from_spec(spec)

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from sentinel.postmortem.lint.expressions import number, operation
+from sentinel.postmortem.lint.expressions import identifiers, number, operation
 from sentinel.postmortem.lint.finding import Hit, Rule
 from sentinel.postmortem.lint.flow import derivation, is_guarded, resolve
 from sentinel.postmortem.lint.rules.division import divisions, is_compression
@@ -14,8 +14,23 @@ from sentinel.postmortem.lint.rules.precision import half_modules
 from sentinel.postmortem.lint.source import Source, code, dotted, same
 
 COLLECTIVES = frozenset(
-    "all_reduce broadcast barrier all_gather all_gather_into_tensor all_gather_object reduce reduce_scatter "
-    "reduce_scatter_tensor all_to_all all_to_all_single broadcast_object_list gather gather_object scatter".split()
+    [
+        "all_reduce",
+        "broadcast",
+        "barrier",
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "all_to_all",
+        "all_to_all_single",
+        "broadcast_object_list",
+        "gather",
+        "gather_object",
+        "scatter",
+    ]
 )
 _WORLD = re.compile(
     r"world|num_(replicas|workers|ranks|processes|gpus)|get_world_size|n_?gpus?|dp_?size|size", re.IGNORECASE
@@ -36,9 +51,9 @@ def gradient_sums(source: Source) -> Iterator[ast.Call]:
         if not _is_distributed(source, call, "all_reduce") or not call.args or _in_a_group(call):
             continue
         op = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "op"), None)
-        if op is None or dotted(op).endswith("ReduceOp.SUM"):
-            if any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in ast.walk(call.args[0])):
-                yield call
+        is_sum = op is None or dotted(op).endswith("ReduceOp.SUM")
+        if is_sum and "grad" in set(identifiers(call.args[0])):
+            yield call
 
 
 def _in_a_group(call: ast.Call) -> bool:
@@ -159,25 +174,29 @@ def _asks_rank(test: ast.expr) -> bool:
 
 
 def _is_matched(source: Source, call: ast.Call) -> bool:
-    """True if the same collective is called elsewhere in the function under another rank condition: rank 0 first, then the rest."""
+    """True if the same collective is called in the function under another condition on the rank: rank 0 first, then the rest."""
     name = source.canonical(call.func)
-    return any(
-        other is not call and source.canonical(other.func) == name and _rank_branch(source, other) is not None
-        for other in source.inside(source.scope(call), ast.Call)
-    )
+    others = (c for c in source.inside(source.scope(call), ast.Call) if c is not call)
+    return any(source.canonical(other.func) == name and _depends_on_rank(source, other) for other in others)
+
+
+def _depends_on_rank(source: Source, call: ast.Call) -> bool:
+    tests = (outer.test for outer in source.parents(call) if isinstance(outer, ast.If))
+    return any(_RANK.search(name) for test in tests for name in identifiers(test))
 
 
 def _low_rank(source: Source) -> Iterator[Hit]:
     for call in source.calls:
         if source.canonical(call.func).rpartition(".")[2] == "PowerSGDState":
             eps = next((k.value for k in call.keywords if k.arg == "orthogonalization_epsilon"), None)
-            if eps is None or number(eps) == 0:
+            spread = any(k.arg is None for k in call.keywords)  # **options may name it
+            if (eps is None and not spread) or number(eps) == 0:
                 yield Hit(call, "orthogonalization_epsilon is 0 (its default)")
     for node, _, by in divisions(source):
         op = operation(source, resolve(source, by))
-        if op is not None and op.name in ("norm", "vector_norm") and is_compression(source, node):
-            if not is_guarded(source, by):
-                yield Hit(node, f"divides by `{code(op.call)}`, which is 0 for an all-zero gradient")
+        divides = op is not None and op.name in ("norm", "vector_norm") and not is_guarded(source, by)
+        if op is not None and divides and is_compression(source, node):
+            yield Hit(node, f"divides by `{code(op.call)}`, which is 0 for an all-zero gradient")
 
 
 RULES = (

@@ -17,7 +17,7 @@ _FACTORIES = ("rand", "randn", "zeros", "ones", "empty", "full", "tensor", "stac
 _LEARNED = re.compile(r"weight|param|kernel|filter|proto|codebook|center|direction|noise", re.IGNORECASE)
 
 
-def divisions(source: Source) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr, ast.expr]]:
+def divisions(source: Source) -> Iterator[tuple[ast.expr | ast.AugAssign, ast.expr, ast.expr]]:
     """Every division: its node, what is divided, and by what."""
     for node in source.every(ast.BinOp, ast.AugAssign, ast.Call):
         if isinstance(node, ast.BinOp):
@@ -57,6 +57,8 @@ def _by_range(source: Source) -> Iterator[Hit]:
         high, low = (operation(source, core(source, side)) for side in (span.left, span.right))
         if high is None or low is None or high.subject is None or low.subject is None:
             continue
+        if is_tested(source, span.left) or is_tested(source, span.right):
+            continue
         if high.name in ("max", "amax") and low.name in ("min", "amin") and same(high.subject, low.subject):
             yield Hit(node, f"divides by `{code(span)}`, which is 0 where all values are equal")
 
@@ -68,9 +70,14 @@ def _by_norm(source: Source) -> Iterator[Hit]:
             continue
         own = core(source, op.subject)
         is_itself = own is not None and any(same(part, op.subject) or same(part, own) for part in ast.walk(divided))
-        if is_itself and not _is_random(source, op.subject) and not is_compression(source, node):
-            if not _LEARNED.search(code(op.subject)):
-                yield Hit(node, f"divides by `{code(op.call)}`, which is 0 for an all-zero vector")
+        never_zero = _is_random(source, op.subject) or _is_product(own) or _LEARNED.search(code(op.subject))
+        if is_itself and not never_zero and not is_compression(source, node):
+            yield Hit(node, f"divides by `{code(op.call)}`, which is 0 for an all-zero vector")
+
+
+def _is_product(node: ast.expr | None) -> bool:
+    """A matrix product of something nonzero with itself, as power iterations have it, is not zero."""
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
 
 
 def is_compression(source: Source, node: ast.AST) -> bool:
@@ -92,13 +99,11 @@ def _by_mask_sum(source: Source) -> Iterator[Hit]:
 
 def _small_n(source: Source) -> Iterator[Hit]:
     for node, _, by in divisions(source):
-        for part in ast.walk(by):
-            op = operation(source, part)
-            if op is not None and op.name in ("std", "var") and _is_unbiased_whole(op) and op.subject is not None:
-                if is_guarded(source, by) and _is_group(source, op.subject) and not is_tested(source, op.subject):
-                    yield Hit(
-                        node, f"`{code(op.call)}` of a single element is NaN, and adding an epsilon leaves it NaN"
-                    )
+        for op in (operation(source, part) for part in ast.walk(by)):
+            if op is None or op.name not in ("std", "var") or op.subject is None or not _is_unbiased_whole(op):
+                continue
+            if is_guarded(source, by) and _is_group(source, op.subject) and not is_tested(source, op.subject):
+                yield Hit(node, f"`{code(op.call)}` of a single element is NaN, and adding an epsilon leaves it NaN")
 
 
 def _is_unbiased_whole(op: Operation) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sentinel.postmortem.lint.expressions import Operation, argument, number, operation
 from sentinel.postmortem.lint.finding import Hit, Rule
-from sentinel.postmortem.lint.flow import core, is_guarded, resolve, without_gradient
+from sentinel.postmortem.lint.flow import core, is_bounded, is_guarded, resolve, without_gradient
 from sentinel.postmortem.lint.source import Source, code, same
 
 _LOGS = ("log", "log2", "log10")
@@ -71,20 +71,8 @@ def _log_of_exp(source: Source) -> Iterator[Hit]:
         else:
             exp = operation(source, resolve(source, found.subject)) if found and found.name == "sum" else None
             shape = "log(exp(x).sum())"
-        if exp is not None and exp.name == "exp" and not _is_bounded(source, exp.subject):
+        if exp is not None and exp.name == "exp" and not is_bounded(source, exp.subject):
             yield Hit(op.call, f"`{code(op.call)}` overflows in exp: {shape} by hand")
-
-
-def _is_bounded(source: Source, node: ast.expr | None) -> bool:
-    """An exponent that is at most 0: a maximum was subtracted, it is negated, or it was clamped."""
-    inner = resolve(source, node)
-    if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub):
-        return True
-    if isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub):
-        found = operation(source, resolve(source, inner.operand))
-        return found is not None and found.name in ("abs", "pow", "square")
-    found = operation(source, inner)
-    return inner is None or (found is not None and found.name in ("clamp", "clip", "minimum", "log_softmax", "abs"))
 
 
 def _sqrt(source: Source) -> Iterator[Hit]:
@@ -140,12 +128,12 @@ def _squared(source: Source, node: ast.expr | None) -> ast.expr | None:
 
 def _acos(source: Source) -> Iterator[Hit]:
     for op in _operations(source, "acos", "arccos", "asin", "arcsin", "atanh", "arctanh"):
-        if op.subject is not None and number(op.subject) is None and not is_guarded(source, op.subject):
-            if not without_gradient(source, op.call) and not _is_shrunk(source, op.subject):
-                yield Hit(
-                    op.call,
-                    f"`{code(op.call)}` has an infinite gradient at ±1 and is NaN beyond, where rounding can land",
-                )
+        if op.subject is None or number(op.subject) is not None or is_guarded(source, op.subject):
+            continue
+        if not without_gradient(source, op.call) and not _is_shrunk(source, op.subject):
+            yield Hit(
+                op.call, f"`{code(op.call)}` has an infinite gradient at ±1 and is NaN beyond, where rounding can land"
+            )
 
 
 def _is_shrunk(source: Source, node: ast.expr) -> bool:
@@ -158,21 +146,20 @@ def _where(source: Source) -> Iterator[Hit]:
     for call in source.calls:
         if source.canonical(call.func) != "torch.where" or len(call.args) != 3 or without_gradient(source, call):
             continue
-        condition = resolve(source, call.args[0])
+        tested = _compared(source, call.args[0])
         for branch in call.args[1:]:
             for part, operand in _edges(source, branch):
-                named = {ast.dump(n) for n in ast.walk(operand) if isinstance(n, ast.Name | ast.Attribute)}
-                tested = (
-                    {ast.dump(n) for n in ast.walk(condition) if isinstance(n, ast.Name | ast.Attribute)}
-                    if condition
-                    else set()
-                )
-                if named & tested and not is_guarded(source, operand):
+                if ast.dump(operand) in tested and not is_guarded(source, operand):
                     yield Hit(
                         part,
-                        f"`{code(part)}` is taken for every element; where it is not selected, 0 * inf = NaN comes back",
+                        f"`{code(part)}` is taken for all elements; where it is not selected, 0 * inf = NaN comes back",
                     )
-                    return
+
+
+def _compared(source: Source, condition: ast.expr) -> set[str]:
+    """The values that a condition compares with something."""
+    test = resolve(source, condition)
+    return {ast.dump(side) for side in (test.left, *test.comparators)} if isinstance(test, ast.Compare) else set()
 
 
 def _edges(source: Source, branch: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:

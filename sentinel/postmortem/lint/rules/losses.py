@@ -67,13 +67,18 @@ def _sets(source: Source, ignored: float | None) -> bool:
 def _empty_selections(source: Source) -> Iterator[Hit]:
     for call in source.calls:
         op = operation(source, call)
-        if op is None or op.name != "mean" or op.arguments or op.keywords or without_gradient(source, call):
+        if op is None or op.name != "mean" or op.subject is None or op.arguments or op.keywords:
             continue
         chosen = resolve(source, op.subject)
-        if isinstance(chosen, ast.Subscript) and _selects(source, chosen.slice) and _is_loss(source, call):
-            if not is_tested(source, chosen.slice) and not is_tested(source, chosen) and op.subject is not None:
-                if not is_tested(source, op.subject):
-                    yield Hit(call, f"the mean of `{code(chosen)}` is 0/0 if nothing is selected")
+        if (
+            not isinstance(chosen, ast.Subscript)
+            or not _selects(source, chosen.slice)
+            or without_gradient(source, call)
+        ):
+            continue
+        looked_at = any(is_tested(source, part) for part in (chosen.slice, chosen, op.subject))
+        if _is_loss(source, call) and not looked_at:
+            yield Hit(call, f"the mean of `{code(chosen)}` is 0/0 if nothing is selected")
 
 
 def _selects(source: Source, index: ast.expr) -> bool:

@@ -22,7 +22,7 @@ def _no_sync(source: Source) -> Iterator[Hit]:
         counter = _counter(loop)
         if loop is None or counter is None:
             continue
-        for step in _steps(source, loop):
+        for step in _steps(loop):
             at = _both(source, loop, counter, call, step)
             if at is not None:
                 yield Hit(
@@ -43,11 +43,11 @@ def _counter(loop: ast.For | None) -> str | None:
     return target.id if isinstance(target, ast.Name) else None
 
 
-def _steps(source: Source, loop: ast.For) -> Iterator[ast.Call]:
+def _steps(loop: ast.For) -> Iterator[ast.Call]:
     for node in ast.walk(loop):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
-            if "opt" in code(node).lower():
-                yield node
+        is_step = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step"
+        if is_step and isinstance(node, ast.Call) and "opt" in code(node).lower():
+            yield node
 
 
 def _both(source: Source, loop: ast.For, counter: str, no_sync: ast.Call, step: ast.Call) -> int | None:

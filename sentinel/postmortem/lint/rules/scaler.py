@@ -61,7 +61,8 @@ def _is_scaled(loss: ast.expr) -> bool:
 
 
 def _scopes(source: Source) -> Iterator[list[_Event]]:
-    for scope in (source.tree, *source.every(ast.FunctionDef, ast.AsyncFunctionDef)):
+    scopes: list[Scope] = [source.tree, *source.every(ast.FunctionDef, ast.AsyncFunctionDef)]
+    for scope in scopes:
         events = _events(source, scope)
         if any(event.what == "backward" for event in events):
             yield events
@@ -111,11 +112,11 @@ def _scalers(source: Source) -> Iterator[ast.Call]:
 
 
 def _with_bf16(source: Source) -> Iterator[Hit]:
-    bf16 = any(source.canonical(n) == "torch.bfloat16" for n in source.every(ast.Attribute, ast.Name))
+    if source.names_half or _autocast_dtypes(source) != {"torch.bfloat16"}:
+        return
     for call in _scalers(source):
-        if bf16 and not source.names_half and not any(k.arg == "enabled" for k in call.keywords):
-            if _autocast_dtypes(source) == {"torch.bfloat16"}:
-                yield Hit(call, "a loss scale with bfloat16, which has float32's range and needs none")
+        if not any(k.arg == "enabled" for k in call.keywords):
+            yield Hit(call, "a loss scale with bfloat16, which has float32's range and needs none")
 
 
 def _autocast_dtypes(source: Source) -> set[str]:

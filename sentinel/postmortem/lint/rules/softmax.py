@@ -8,14 +8,15 @@ from collections.abc import Iterator
 
 from sentinel.postmortem.lint.expressions import argument, identifiers, is_negative_infinity, number, operation
 from sentinel.postmortem.lint.finding import Hit, Rule
-from sentinel.postmortem.lint.flow import derivation, resolve, without_gradient
+from sentinel.postmortem.lint.flow import core, derivation, is_bounded, resolve, without_gradient
 from sentinel.postmortem.lint.rules.division import divisions
 from sentinel.postmortem.lint.source import Source, code, same
 
 HALF_MAXIMUM = 65504
+_FILLS = ("full", "full_like", "masked_fill", "masked_fill_", "where", "triu", "triu_", "tril", "tril_", "mul")
 # A mask made of these lets every row see something (itself), or is a cut that always keeps the best.
 _STRUCTURAL = re.compile(
-    r"tril|triu|causal|eye|diag|topk|sort|cumsum|top_?[kp]|remove|window|nucleus|min_p", re.IGNORECASE
+    r"tril|triu|causal|eye|diag|topk|sort|cumsum|top_?[kp]|remove|window|nucleus|min_p|threshold|a?max$", re.IGNORECASE
 )
 
 
@@ -71,7 +72,7 @@ def _two_minima(source: Source) -> Iterator[Hit]:
         if not isinstance(node.op, ast.Add) or any(part in reported for part in ast.walk(node)):
             continue
         sides = [_holds_minimum(source, side) for side in (node.left, node.right)]
-        if all(sides) or (any(sides) and source.names_half and _is_tensor(source, node)):
+        if all(sides) or (any(sides) and source.names_half and _is_tensor(node)):
             reported.add(node)
             both = (
                 "two masks of the dtype's minimum add up to"
@@ -81,8 +82,18 @@ def _two_minima(source: Source) -> Iterator[Hit]:
             yield Hit(node, f"`{code(node)}`: {both} -inf, and a row of -inf is NaN after softmax")
 
 
-def _holds_minimum(source: Source, node: ast.expr) -> bool:
-    return any(_is_finfo_min(source, part) for part in derivation(source, node))
+def _holds_minimum(source: Source, node: ast.expr, depth: int = 6) -> bool:
+    """True if the value is a mask made of the dtype's minimum: filled, selected or multiplied with it."""
+    if depth == 0:
+        return False
+    inner = core(source, node)
+    if isinstance(inner, ast.BinOp):
+        return any(_holds_minimum(source, side, depth - 1) for side in (inner.left, inner.right))
+    op = operation(source, inner)
+    if op is not None and op.name in _FILLS:
+        parts = (op.subject, *op.arguments, op.keywords.get("value"), op.keywords.get("fill_value"))
+        return any(_holds_minimum(source, part, depth - 1) for part in parts if part is not None)
+    return inner is not None and _is_finfo_min(source, inner)
 
 
 def _is_finfo_min(source: Source, node: ast.AST) -> bool:
@@ -94,7 +105,7 @@ def _is_finfo_min(source: Source, node: ast.AST) -> bool:
     )
 
 
-def _is_tensor(source: Source, node: ast.BinOp) -> bool:
+def _is_tensor(node: ast.BinOp) -> bool:
     """Not ``finfo.min + 1`` and the like."""
     return number(node.left) is None and number(node.right) is None
 
@@ -124,8 +135,7 @@ def _by_hand(source: Source) -> Iterator[Hit]:
         bottom = operation(source, resolve(source, total.subject))
         if bottom is None or bottom.name != "exp" or bottom.subject is None or not same(top.subject, bottom.subject):
             continue
-        exponent = resolve(source, top.subject)
-        if not (isinstance(exponent, ast.BinOp) and isinstance(exponent.op, ast.Sub)):
+        if not is_bounded(source, top.subject):
             yield Hit(node, f"softmax by hand: exp(`{code(top.subject)}`) overflows, and inf/inf is NaN")
 
 

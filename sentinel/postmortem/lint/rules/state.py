@@ -10,26 +10,28 @@ from sentinel.postmortem.lint.flow import derivation
 from sentinel.postmortem.lint.source import Source, code, dotted
 
 _EMPTY = ("torch.empty", "torch.empty_like", "torch.Tensor", "torch.FloatTensor", "torch.empty_strided")
+_ALL_PARAMETERS = ("parameters", "named_parameters", "load_state_dict", "_load_from_state_dict")
 _FINITE = ("isfinite", "isnan", "isinf")
 
 
 def _unfilled(source: Source) -> Iterator[Hit]:
     for node in source.every(ast.Assign, ast.AnnAssign):
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        made = node.value
-        if not isinstance(made, ast.Call) or not source.canonical(made.func).endswith("nn.Parameter") or not made.args:
+        if not isinstance(target, ast.Attribute) or dotted(target.value) != "self":
             continue
-        if not (isinstance(target, ast.Attribute) and dotted(target.value) == "self"):
-            continue
-        inner = made.args[0]
-        if (
-            isinstance(inner, ast.Call)
-            and source.canonical(inner.func) in _EMPTY
-            and inner.args
-            and not _is_list(inner.args[0])
-        ):
-            if not _is_filled(source, node, target.attr):
-                yield Hit(made, f"`{code(target)}` is memory as it was found; nothing in this file fills it")
+        if _is_empty_parameter(source, node.value) and not _is_filled(source, node, target.attr):
+            yield Hit(node, f"`{code(target)}` is memory as it was found; nothing in this file fills it")
+
+
+def _is_empty_parameter(source: Source, made: ast.expr | None) -> bool:
+    if not isinstance(made, ast.Call) or not source.canonical(made.func).endswith("nn.Parameter") or not made.args:
+        return False
+    if len(made.args) > 1 or made.keywords:
+        return False  # without a gradient it is storage, for quantised weights say
+    inner = made.args[0]
+    if not isinstance(inner, ast.Call) or source.canonical(inner.func) not in _EMPTY:
+        return False
+    return bool(inner.args) and not _is_list(inner.args[0])
 
 
 def _is_list(node: ast.expr) -> bool:
@@ -38,21 +40,18 @@ def _is_list(node: ast.expr) -> bool:
 
 
 def _is_filled(source: Source, made: ast.stmt, name: str) -> bool:
-    """True if the parameter is written anywhere in the file, or all parameters of the class are in some general way."""
+    """True if the parameter is written anywhere in the file, or may be by a base class or by a loop over all parameters."""
+    own = next((outer for outer in source.parents(made) if isinstance(outer, ast.ClassDef)), None)
+    if own is not None and any(not dotted(base).endswith("Module") for base in own.bases):
+        return True
     for call in source.calls:
         writes = source.canonical(call.func).rpartition(".")[2].endswith("_") or "init" in dotted(call.func)
-        named = any(_has_attribute(part, name) for part in (call.func, *call.args))
-        if writes and named:
+        if writes and any(_has_attribute(part, name) for part in (call.func, *call.args)):
             return True
-        if dotted(call.func).rpartition(".")[2] in (
-            "parameters",
-            "named_parameters",
-            "load_state_dict",
-            "_load_from_state_dict",
-        ):
-            own = next((o for o in source.parents(made) if isinstance(o, ast.ClassDef)), None)
-            if own is not None and own in source.parents(call):
-                return True
+        if dotted(call.func).rpartition(".")[2] in _ALL_PARAMETERS and own is not None and own in source.parents(call):
+            return True
+    if any(a.attr == name and dotted(a.value) != "self" for a in source.every(ast.Attribute)):
+        return True  # from outside, as in an _init_weights(module)
     for node in source.every(ast.Assign, ast.AugAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if node is not made and any(_has_attribute(t, name) for t in targets):
@@ -71,10 +70,16 @@ def _poisoned_buffers(source: Source) -> Iterator[Hit]:
         if not (isinstance(call.func, ast.Attribute) and call.func.attr == "step" and "opt" in code(call).lower()):
             continue
         branch = next((o for o in source.parents(call) if isinstance(o, ast.If)), None)
-        if branch is not None and call not in ast.walk(branch.test) and _asks_finite(source, branch.test):
+        if branch is not None and _asks_finite(source, branch.test) and not _holds_forward(branch):
             yield Hit(
                 call, "the step is left out after a nonfinite loss, the running statistics keep what the forward wrote"
             )
+
+
+def _holds_forward(branch: ast.If) -> bool:
+    """True if the loss is made under the condition: then it was the batch that was looked at, before the forward."""
+    names = (n for n in ast.walk(branch) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    return any("loss" in name.id.lower() for name in names)
 
 
 def _asks_finite(source: Source, test: ast.expr) -> bool:
