@@ -16,11 +16,13 @@ def files() -> dict[Path, str]:
     """Every generated file and what it should hold."""
     from dashboards import dashboards
 
+    from sentinel.coordinator.exports.openapi import openapi
     from sentinel.coordinator.exports.rules import operator_rules, prometheus_rules
 
     places = (ROOT / "sentinel" / "coordinator" / "exports" / "dashboards", ROOT / "deploy" / "grafana" / "dashboards")
     return {
         **{place / f"{uid}.json": text for uid, text in dashboards().items() for place in places},
+        ROOT / "deploy" / "openapi.json": openapi(),
         ROOT / "deploy" / "prometheus" / "sentinel.rules.yml": prometheus_rules(),
         ROOT / "deploy" / "kubernetes" / "monitoring" / "rules.yaml": operator_rules(),
     }

@@ -54,6 +54,18 @@ def metrics() -> str:
     return "\n".join(["| metric | type | labels | meaning |", "|---|---|---|---|", *rows])
 
 
+def rules() -> str:
+    """Every rule of the core, in the order of judgement."""
+    from sentinel.incidents.table import TABLE
+
+    lines = ["| rule | what was seen | kind | stage | suspects | severity |", "|---|---|---|---|---|---|"]
+    for row in TABLE:
+        kind = f"`{row.kind.value}`" if row.kind else "none, counted"
+        stage, severity = (f"`{row.stage.value}`" if row.stage else "-"), (row.severity.value if row.severity else "-")
+        lines.append(f"| `{row.rule}` | {row.seen} | {kind} | {stage} | {row.suspects} | {severity} |")
+    return "\n".join(lines)
+
+
 def command_help() -> dict[str, str]:
     """``sentinel …`` to the first line of its help, for every command of the typer tree."""
     import typer.main
@@ -79,6 +91,7 @@ PARTS: dict[str, tuple[Path, Callable[[], str]]] = {
     "commands": (ROOT / "README.md", commands),
     "exit codes": (ROOT / "README.md", exit_codes),
     "metrics": (ROOT / "deploy" / "METRICS.md", metrics),
+    "rules": (ROOT / "RULES.md", rules),
 }
 
 

@@ -120,6 +120,7 @@ class Agent:
         if self._first_forward_due and torch.is_grad_enabled():
             self._first_forward_due = False
             self.scan.remember_buffers()
+            self.evidencing.training_begins()
             self.ledger.start_checked(self.scan.start())
 
     def _backward_begins(self) -> None:

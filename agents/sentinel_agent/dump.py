@@ -48,8 +48,9 @@ _writing = threading.Lock()  # a judge and a request of the coordinator may name
 class PartRequest:
     """All that goes into a part. ``level`` stats writes no tensors; ``byte_cap`` bounds the tensors of the part.
 
-    ``entries`` come from ``Window.entries``. ``nonfinite_gradients`` were cloned when they were found; statistics are also
-    taken of every gradient that ``named_parameters`` still have.
+    ``entries`` come from ``Window.entries``. ``start_buffers`` are buffers as they were when the round began, which is what is
+    written for those that have one; statistics are of ``named_buffers``. ``raw_gradients`` names those of ``nonfinite_gradients``
+    that were cloned before any reduction; statistics are also taken of every gradient that ``named_parameters`` still have.
     """
 
     run_dir: Path
@@ -68,7 +69,9 @@ class PartRequest:
     entries: tuple[Entry, ...] = ()
     named_parameters: NamedTensors = field(default_factory=list)
     named_buffers: NamedTensors = field(default_factory=list)
+    start_buffers: NamedTensors = field(default_factory=list)
     nonfinite_gradients: NamedTensors = field(default_factory=list)
+    raw_gradients: tuple[str, ...] = ()
     byte_cap: int = 10 << 30
 
 
@@ -131,7 +134,7 @@ def _fill(tmp: Path, request: PartRequest) -> None:
         if batches.tensors:
             write_tensors(tmp / BATCHES_FILE, batches.tensors)
         notes += _write_gradients(tmp, request.nonfinite_gradients, budget)
-        notes += _write_state(tmp, [*request.named_parameters, *request.named_buffers], budget)
+        notes += _write_state(tmp, [*request.named_parameters, *_buffers(request)], budget)
     header = _header(request, batches, notes)
     with new_file(tmp / PART_FILE) as out:
         out.write(header.model_dump_json(indent=1).encode())
@@ -158,6 +161,7 @@ def _header(request: PartRequest, batches: BatchDump, notes: list[str]) -> PartH
         parameter_statistics=_statistics([*request.named_parameters, *request.named_buffers]),
         gradient_statistics=_statistics(_gradients(request)),
         environment=environment(),
+        raw_gradients=request.raw_gradients,
     )
 
 
@@ -193,6 +197,17 @@ def _write_state(tmp: Path, tensors: NamedTensors, budget: _Budget) -> list[str]
     if named:
         write_tensors(tmp / PARAMETERS_FILE, named)
     return []
+
+
+def _buffers(request: PartRequest) -> NamedTensors:
+    """Buffers as a replay needs them: from the round's start where they were copied then."""
+    started = dict(request.start_buffers)
+    return [(name, _started(started, name, tensor)) for name, tensor in request.named_buffers]
+
+
+def _started(started: dict[str, Tensor], name: str, tensor: Tensor) -> Tensor:
+    copy = started.get(name)
+    return copy if copy is not None and copy.shape == local(tensor).shape else tensor
 
 
 def _unique(tensors: NamedTensors) -> NamedTensors:

@@ -47,7 +47,16 @@ def environment() -> Environment:
         pid=os.getpid(),
         git_commit=git_commit(cwd / script.parent) or git_commit(cwd),
         variables=harmless_variables(os.environ),
+        module=started_module(),
     )
+
+
+def started_module() -> str | None:
+    """``package.module`` if this process was started with ``python -m``, else None."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is None:
+        return None
+    return str(spec.name).removesuffix(".__main__")
 
 
 def harmless_variables(variables: Mapping[str, str]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from sentinel_agent.dump import PartRequest, write_part
 from sentinel_agent.identity import Identity
 from sentinel_agent.naming import Naming
 from sentinel_agent.rounds import Round
+from sentinel_agent.startbuffers import StartBuffers
 from sentinel_agent.window import Window
 
 KEPT_ROUNDS = 16
@@ -34,6 +35,7 @@ class Evidencing:
         self._config = config
         self._window = window
         self._naming = naming
+        self._buffers = StartBuffers(naming)
         self._send = send
         self._written: set[int] = set()
         self._closed: dict[int, tuple[Round, int]] = {}
@@ -49,11 +51,18 @@ class Evidencing:
         if len(self._written) >= self._config.max_bundles:
             self._me.health.drops["bundle_limit"] += 1
             return
-        gradients = [(n, p.grad) for n, p in self._naming.parameters() if p.grad is not None and is_nonfinite(p.grad)]
+        raw = closing.raw_gradients
+        left = [(n, p.grad) for n, p in self._naming.parameters() if p.grad is not None and n not in raw]
+        gradients = [*raw, *((n, g) for n, g in left if is_nonfinite(g))]
         self._write(closing, step, f"nonfinite values, closed by {why}", False, gradients)
 
+    def training_begins(self) -> None:
+        """The first forward is about to run: the first round starts from these buffers."""
+        self._buffers.take()
+
     def closed(self, closing: Round, step: int) -> None:
-        """Remember the last rounds, for requests that come later."""
+        """Remember the last rounds, for requests that come later, and the buffers that the next one starts from."""
+        self._buffers.take()
         self._closed[closing.number] = (closing, step)
         self._closed.pop(closing.number - KEPT_ROUNDS, None)
 
@@ -91,7 +100,9 @@ class Evidencing:
                 entries=self._window.entries(number),
                 named_parameters=[] if after else parameters,
                 named_buffers=[] if after else buffers,
+                start_buffers=[] if after else self._buffers.named(),
                 nonfinite_gradients=gradients,
+                raw_gradients=tuple(name for name, _ in closing.raw_gradients),
                 byte_cap=self._config.part_bytes,
             )
         )

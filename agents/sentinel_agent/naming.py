@@ -88,6 +88,10 @@ class Naming:
         inner = {id(module) for root in alive for module in root.modules() if module is not root}
         return [root for root in alive if id(root) not in inner]
 
+    def modules(self) -> Iterator[nn.Module]:
+        """Every module of the roots, outermost first."""
+        return (module for root in self._outermost() for module in root.modules())
+
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, parameter) of every parameter known, each once."""
         seen: set[int] = set()

@@ -132,7 +132,19 @@ class Reductions:
             raw = self._scan.raw(reduction, parts, self._ledger.round.reduced_storages)
             reduction.raw, reduction.narrowed = raw.found, raw.narrowed
             reduction.parameters, reduction.parameters_total = raw.names, raw.total
+            self._keep_raw(reduction, raw.names)
         self._ledger.latch(Phase.WIRE, reduction.wire, reduction)
+
+    def _keep_raw(self, reduction: Reduction, names: tuple[str, ...]) -> None:
+        """Clone nonfinite gradients now: the collective is about to write them, and a replay compares them bit by bit."""
+        kept = self._ledger.round.raw_gradients
+        sharded = fsdp.current()
+        if sharded is not None:
+            kept.keep(zip(sharded.names, sharded.gradients, strict=True), names)
+        elif names:
+            reduced = self._ledger.round.reduced_storages
+            local = ((n, p.grad) for n, p in self._scan.naming.parameters() if p.grad is not None)
+            kept.keep(((n, g) for n, g in local if roles.storage_of(g) not in reduced), names)
 
     def _finish(self, reduction: Reduction) -> None:
         """Check what a collective returned."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sentinel.wire.messages import Check, Role
+from sentinel_agent.raw import RawGradients
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +57,7 @@ class Round:
     activations: int = 0
     gradient_absmax: float | None = None
     reduced_storages: set[int] = field(default_factory=set)
+    raw_gradients: RawGradients = field(default_factory=RawGradients)
     indices: Counter[str] = field(default_factory=Counter)
     checked_before: int = 0
     seconds_before: float = 0.0  # the stopwatch's reading when the round began

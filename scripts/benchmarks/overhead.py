@@ -1,8 +1,8 @@
 """The agent's price per round: on and off interleaved in one run, with an on/on control and the read floor beside it.
 
-Model of about 10 M parameters, DDP over gloo, checks before and after every all-reduce. Prints the agent's own processor time per round
-against that of two plain reads of the gradients, and the paired step ratio with its interval; a ratio that the control's interval covers is called
-not separable.
+Model of about 10 M parameters, DDP over gloo, checks before and after every all-reduce. Prints the agent's own processor time per
+round against that of two plain reads of the gradients, and the paired step ratio with its interval; a ratio that the control's
+interval covers is called not separable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ def parent(rounds: int, ranks: int) -> int:
     """Start this file under the launcher, timers on, and print what rank 0 measured."""
     with tempfile.TemporaryDirectory(prefix="sentinel-bench-") as folder:
         out = Path(folder) / "figures.json"
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "BENCH_OUT": str(out), "SENTINEL_AGENT_OPTIONS": '{"timers": true}'}
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "BENCH_OUT": str(out),
+            "SENTINEL_AGENT_OPTIONS": '{"timers": true}',
+        }
         command = [str(Path(sys.executable).parent / "sentinel"), "run", "--sentinel-quiet"]
         command += ["--sentinel-run-dir", f"{folder}/run", "--nproc-per-node", str(ranks), "--master-port", "29871"]
         done = subprocess.run([*command, __file__, "--rounds", str(rounds)], env=env, check=False)
@@ -45,7 +50,9 @@ def report(figures: dict[str, list[float]]) -> int:
     print(f"agent's own time           {own * 1e3:.2f} ms a round = {ratio:.2f} x two plain reads (limit {LIMIT})")
     print(f"round, agent off           {statistics.median(figures['off']) * 1e3:.1f} ms")
     print(f"round, agent on            {statistics.median(figures['on']) * 1e3:.1f} ms")
-    print(f"paired ratio on/off        {on_off[0]:.3f} [{on_off[1]:.3f}, {on_off[2]:.3f}] (95 % of the median, bootstrap)")
+    print(
+        f"paired ratio on/off        {on_off[0]:.3f} [{on_off[1]:.3f}, {on_off[2]:.3f}] (95 % of the median, bootstrap)"
+    )
     print(f"control ratio on/on        {control[0]:.3f} [{control[1]:.3f}, {control[2]:.3f}]")
     print("verdict                    " + ("separable from noise" if separable else "not separable from noise"))
     return 0 if ratio <= LIMIT else 1

@@ -6,7 +6,9 @@ by whoever replays, and may be written again. How a verdict is reached is in ``s
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -49,6 +51,7 @@ class OperandStatistics(_Record):
     minimum: float | None = None
     maximum: float | None = None
     absmin: float | None = Field(default=None, description="smallest magnitude that is not zero")
+    trained: bool = Field(default=False, description="it depends on parameters that are trained")
 
 
 class BadOp(_Record):
@@ -136,7 +139,6 @@ class ReplayRequest(_Record):
     entry: str | None = None
     script: str | None = None
     timeout: float = 300.0
-    write: bool = True
 
 
 class ReplayRecord(_Record):
@@ -164,3 +166,12 @@ class ReplayRecord(_Record):
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     replayed_at: float = 0.0
+
+
+def write_record(bundle: Path, record: ReplayRecord) -> Path:
+    """Put the record beside the parts, whole or not at all. Raises OSError."""
+    path = bundle / replay_file(record.rank)
+    tmp = path.with_name(f".{path.name}.{os.getpid()}")
+    tmp.write_text(record.model_dump_json(indent=1))
+    tmp.replace(path)
+    return path

@@ -14,11 +14,13 @@ from typer.core import TyperGroup
 
 from sentinel.cli.coordinator import coordinator
 from sentinel.cli.dashboards import dashboards_app
+from sentinel.cli.difference import diff
 from sentinel.cli.doctor import doctor
 from sentinel.cli.dump import dump_app
 from sentinel.cli.incidents import incidents_app
 from sentinel.cli.lint import lint
 from sentinel.cli.output import ExitCode, say_error
+from sentinel.cli.replay import replay
 from sentinel.cli.report import report
 from sentinel.cli.rules import rules_app
 from sentinel.cli.status import status
@@ -64,9 +66,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(incidents_app, name="incidents")
+dump_app.command("diff")(diff)
 app.add_typer(dump_app, name="dump")
 app.add_typer(rules_app, name="rules")
 app.add_typer(dashboards_app, name="dashboards")
+app.command()(replay)
 app.command()(status)
 app.command()(coordinator)
 app.command()(doctor)

@@ -52,7 +52,7 @@ def list_bundles(run_dir: RunDir = None, output: Output = OutputFormat.TABLE) ->
 @dump_app.command("verify")
 def verify_bundle(bundle: BundlePath, output: Output = OutputFormat.TABLE) -> None:
     """Compare a bundle with its manifest: every file there, none extra, sizes and SHA-256 as committed. Exits 1, or 6."""
-    opened = _open(bundle)
+    opened = open_bundle(bundle)
     problems = verify(bundle)
     if output is OutputFormat.JSON:
         found = [{"path": p.path, "kind": p.kind, "detail": p.detail} for p in problems]
@@ -81,7 +81,7 @@ def show_bundle(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show a bundle: parts, batches, odd samples, statistics of gradients and parameters. Exits 6 if it is partial."""
-    opened = _open(bundle)
+    opened = open_bundle(bundle)
     absent = sorted(set(rank or ()) - set(opened.ranks))
     if absent:
         fail(f"bundle {opened.id} has no part of {rank_list(absent)} here", f"it has {rank_list(opened.ranks)}")
@@ -96,7 +96,8 @@ def show_bundle(
     _leave_if_partial(opened)
 
 
-def _open(path: Path) -> Bundle:
+def open_bundle(path: Path) -> Bundle:
+    """Open a bundle that a command names. Leaves with a hint if it cannot be read."""
     try:
         return _readable(path)
     except BundleRefused as refusal:

@@ -12,11 +12,12 @@ import typer
 
 from sentinel.cli.options import Http, Output, RunDir, RunId, Token
 from sentinel.cli.output import ExitCode, OutputFormat, fail, put, say
-from sentinel.cli.source import Source, choose
+from sentinel.cli.source import RunDirectory, Source, choose
 from sentinel.incidents.model import Incident, Kind, Severity, State
 from sentinel.postmortem.export import ExportFormat, export_incidents, incident_table
 from sentinel.postmortem.incident_page import describe_incident
 from sentinel.postmortem.samples import odd_samples
+from sentinel.postmortem.timeline import NEAR, TimelineRecord, timeline, timeline_records, timeline_text
 
 incidents_app = typer.Typer(help="What went wrong, when, and on which ranks.", no_args_is_help=True)
 
@@ -55,11 +56,15 @@ def show_incident(
     http: Http = None,
     token: Token = None,
     run_id: RunId = None,
+    told_in_time: Annotated[bool, typer.Option("--timeline", help="What happened around it, in order.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show one incident: the verdict, what each rank saw, the bundle, and what to do next."""
     source = choose(run_dir, http, token)
     incident = find_incident(source, incident_id, run_id)
+    if told_in_time:
+        _put_timeline(source, incident, output)
+        return
     if output is OutputFormat.JSON:
         put(incident.model_dump_json(indent=1))
         return
@@ -90,6 +95,17 @@ def export_incident(
     except OSError as error:
         fail(f"cannot write {to} ({error.strerror})", "name a file in a folder that exists and is writable")
     say(f"{len(listed.incidents)} incident(s) written to {to}")
+
+
+def _put_timeline(source: Source, incident: Incident, output: OutputFormat) -> None:
+    if not isinstance(source, RunDirectory):
+        fail("a coordinator's pages hold no event log", "name the run directory: --run-dir DIR")
+    near = (when.timestamp() for when in (incident.opened_at - NEAR, incident.updated_at + NEAR))
+    moments = timeline(incident, source.logged(incident.run_id, *near))
+    if output is OutputFormat.JSON:
+        put(TimelineRecord(incident=incident.id, moments=timeline_records(incident, moments)).model_dump_json(indent=1))
+    else:
+        put(timeline_text(incident, moments))
 
 
 def find_incident(source: Source, beginning: str, run_id: str | None) -> Incident:

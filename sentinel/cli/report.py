@@ -97,5 +97,5 @@ class _Log:
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    def __call__(self, run_id: str) -> Iterable[Event]:
-        return self._source.events(run_id) if isinstance(self._source, RunDirectory) else ()
+    def __call__(self, run_id: str, since: float, until: float) -> Iterable[Event]:
+        return self._source.events(run_id, since, until) if isinstance(self._source, RunDirectory) else ()

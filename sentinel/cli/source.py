@@ -6,6 +6,7 @@ Owns the choice between the two and every way it can fail, said in one line with
 from __future__ import annotations
 
 import json
+import math
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -76,13 +77,17 @@ class RunDirectory:
         """The runs that the database knows, oldest first."""
         return self._read(None)[0]
 
-    def events(self, run_id: str) -> Iterator[Event]:
-        """The event log of one run, in the order received."""
+    def events(self, run_id: str, since: float = 0.0, until: float = math.inf) -> Iterator[Event]:
+        """The event log of one run between two times (unix seconds), in the order received."""
+        return (event for _, event in self.logged(run_id, since, until))
+
+    def logged(self, run_id: str, since: float = 0.0, until: float = math.inf) -> Iterator[tuple[float, Event]]:
+        """The same with the time at which the coordinator received each event."""
         from sentinel.coordinator.store import IncidentReader, StoreUnreadable
 
         try:
             with IncidentReader(self.path) as reader:
-                yield from (logged.event for logged in reader.events(run_id))
+                yield from ((logged.at, logged.event) for logged in reader.events(run_id, since, until))
         except StoreUnreadable as error:
             fail(str(error), "the run's incidents can be read without its event log: sentinel incidents show")
 

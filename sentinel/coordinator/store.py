@@ -6,6 +6,7 @@ post-mortem can feed the log to the very same ``Tracker``.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -102,9 +103,15 @@ class IncidentReader:
         found = [i for i in self.incidents(run_id) if i.id == incident_id]
         return found[-1] if found else None
 
-    def events(self, run_id: str) -> Iterator[LoggedEvent]:
-        """The event log of a run, in the order received. Frames of another protocol version are passed over."""
-        rows = self._rows("SELECT received_at, what, body FROM events WHERE run_id = ? ORDER BY id", (run_id,))
+    def events(self, run_id: str, since: float = 0.0, until: float = math.inf) -> Iterator[LoggedEvent]:
+        """The event log of a run, in the order received, between two times (unix seconds).
+
+        Frames of another protocol version are passed over.
+        """
+        rows = self._rows(
+            "SELECT received_at, what, body FROM events WHERE run_id = ? AND received_at BETWEEN ? AND ? ORDER BY id",
+            (run_id, since, until),
+        )
         for at, what, body in rows:
             for event in _events(what, body):
                 yield LoggedEvent(at, event)
@@ -129,7 +136,7 @@ class IncidentReader:
         except ValidationError as error:
             raise StoreUnreadable(f"{self.path} holds an incident of another version: {error.title}") from error
 
-    def _rows(self, query: str, arguments: tuple[str, ...] = ()) -> Iterator[Any]:
+    def _rows(self, query: str, arguments: tuple[str | float, ...] = ()) -> Iterator[Any]:
         try:
             yield from self._connection.execute(query, arguments)
         except sqlite3.Error as error:

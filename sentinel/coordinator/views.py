@@ -119,7 +119,14 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"words": _words, "ranks": rank_list, "count": plural, "bytes": _bytes, "number": _number}
+    made.filters |= {
+        "words": _words,
+        "ranks": rank_list,
+        "count": plural,
+        "bytes": _bytes,
+        "number": _number,
+        "sentence": _sentence,
+    }
     return made
 
 
@@ -139,8 +146,15 @@ def _words(value: str) -> str:
     return str(value).replace("_", " ")
 
 
+def _sentence(text: str) -> str:
+    """With a capital and a full stop; reasons are written to stand inside other sentences too."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _bytes(value: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import secrets
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,11 +18,13 @@ import zmq
 
 from sentinel import __version__
 from sentinel.coordinator.app import Coordinator
+from sentinel.incidents.model import Incident
 from sentinel.launch import console, summary
 from sentinel.launch.discovery import Announcement, announce
 from sentinel.launch.embedded import CoordinatorRefused, judged, start_coordinator
 from sentinel.launch.injection import AgentMissing, WorkerContext, site_directory, worker_environment
 from sentinel.launch.options import LaunchOptions, export
+from sentinel.launch.pages import ReportFailed, write_report
 from sentinel.launch.record import RunRecord, default_run_directory, make_run_directory, new_run_id, redacted, utc_now
 from sentinel.launch.relay import Drained, Relay, RelayIdentity
 from sentinel.launch.rendezvous import Invitation, NoRendezvous, Rendezvous, meet, meeting_point
@@ -109,6 +112,17 @@ def finish(watch: Watch, exit_code: int) -> None:
     alarm = bool(outcome.incidents)
     if alarm or drained.unsent_critical or not watch.options.quiet:
         console.say_block(summary.closing(outcome), alarm)
+    if outcome.incidents:
+        _leave_report(watch, outcome.incidents)
+
+
+def _leave_report(watch: Watch, incidents: Sequence[Incident]) -> None:
+    try:
+        path = write_report(watch.run_dir, watch.record.run_id, incidents)
+    except ReportFailed as failure:
+        console.warn(f"no report was written ({failure})", "sentinel incidents show has the same facts")
+    else:
+        console.say(f"report: {summary.shown(path)}")
 
 
 def _find_coordinator(start: _Start, nodes: int) -> None:

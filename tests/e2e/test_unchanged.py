@@ -7,6 +7,8 @@ import ast
 import pytest
 from training_run import SCRIPTS, Ahead, Case, Ran
 
+from sentinel.wire.messages import ClosedBy, RoundClosed
+
 pytestmark = pytest.mark.e2e
 
 TRAININGS = (
@@ -55,7 +57,8 @@ def test_ranks_that_the_script_spawns_are_watched(ahead: Ahead, ran: Ran, plain:
     assert ran.exit_code == 0, ran.said
     assert ran.printed("spawned") == ahead.of(plain).printed("spawned")
     assert set(ran.printed("spawned")) == {0, 1}
-    assert ran.counts["rounds_checked"] == 6, ran.said
+    stepped = [r for r in ran.reports if isinstance(r, RoundClosed) and r.closed_by is ClosedBy.OPTIMIZER]
+    assert sorted((r.rank, r.step) for r in stepped) == [(rank, step) for rank in (0, 1) for step in range(6)]
     assert ran.brief == []
 
 

@@ -6,6 +6,7 @@ optimizers and scalers do nothing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.utils.data import dataloader
 from sentinel_agent import process
 from sentinel_agent.inject.hooks import prepare
 from sentinel_agent.patching import wrap
-from sentinel_agent.replay.feed import NotRebuildable
+from sentinel_agent.replay.rebuild import NotRebuildable
 from sentinel_agent.replay.session import Session
 from sentinel_agent.taps import optimizer as optimizer_tap
 
@@ -34,7 +35,7 @@ def install(session: Session) -> None:
     _optimizers(session)
     wrap(torch.amp.GradScaler, "__init__", lambda original: _scaler_init(original, session))
     for name in ("step", "update", "unscale_"):
-        wrap(torch.amp.GradScaler, name, lambda original, name=name: _scaler_call(original, name, session))
+        wrap(torch.amp.GradScaler, name, functools.partial(_scaler_call, name, session))
 
 
 def _module_call(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
@@ -121,7 +122,7 @@ def _scaler_init(original: Callable[..., None], session: Session) -> Callable[..
     return init
 
 
-def _scaler_call(original: Callable[..., Any], name: str, session: Session) -> Callable[..., Any]:
+def _scaler_call(name: str, session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     """``step`` closes the round; before the recorded round's first forward, no call does anything to the scale or gradients."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

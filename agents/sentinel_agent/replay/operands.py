@@ -80,6 +80,7 @@ def describe(tensor: Tensor) -> OperandStatistics:
         posinf=int((values == math.inf).sum()),
         neginf=int((values == -math.inf).sum()),
         zeros=int((values == 0).sum()),
+        trained=tensor.requires_grad,
         minimum=float(finite.min()) if finite.numel() else None,
         maximum=float(finite.max()) if finite.numel() else None,
         absmin=float(magnitudes.min()) if magnitudes.numel() else None,

@@ -43,7 +43,7 @@ class Override:
         wrap(torch.amp.autocast_mode.autocast, "__init__", self._autocast)
         if self.target is not None:
             self._mode = _Casts(self, self.target)
-            self._mode.__enter__()
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def around_forward(self) -> AbstractContextManager[Any]:
         """Autocast for a script that uses no half precision of its own."""

@@ -35,7 +35,7 @@ def rebuild(structure: Any, tensors: Mapping[str, Tensor], live: Any = None) -> 
     return _BUILDERS[tag](structure, tensors, live)
 
 
-def _tensor(structure: dict[str, Any], tensors: Mapping[str, Tensor], live: Any) -> Tensor:
+def _tensor(structure: dict[str, Any], tensors: Mapping[str, Tensor], live: Any) -> Any:
     found = tensors.get(structure["tensor"])
     if found is None:
         return _missing("tensor", live)
@@ -82,7 +82,7 @@ def _typed(structure: dict[str, Any], tensors: Mapping[str, Tensor], live: Any) 
         return made(items)
     if kind == "namedtuple":
         return made(**items)
-    built = made.__new__(made)
+    built: Any = object.__new__(made)
     built.__dict__.update(vars(live) if live is not None else {})
     for key, value in items.items():
         object.__setattr__(built, key, value)
@@ -93,8 +93,8 @@ def _text(structure: dict[str, Any], _: Mapping[str, Tensor], live: Any) -> Any:
     return live if isinstance(live, str) and live.startswith(structure["text"]) else structure["text"]
 
 
-def _number(text: str | float) -> float:
-    return float(text["float"]) if isinstance(text, dict) else float(text)
+def _number(value: Any) -> float:
+    return float(value["float"]) if isinstance(value, dict) else float(value)
 
 
 _BUILDERS: dict[str, Callable[[dict[str, Any], Mapping[str, Tensor], Any], Any]] = {

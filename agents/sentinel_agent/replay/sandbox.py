@@ -7,6 +7,7 @@ land in the scratch directory, renames and removals do nothing. What slips past 
 from __future__ import annotations
 
 import builtins
+import functools
 import io
 import os
 import shutil
@@ -81,8 +82,8 @@ class Sandbox:
         builtins.open = io.open
         wrap(os, "open", self._os_open)
         for name in _CHANGES:
-            wrap(os, name, lambda original, name=name: self._change(original, name))
-        wrap(shutil, "rmtree", lambda original: self._change(original, "rmtree"))
+            wrap(os, name, functools.partial(self._change, name))
+        wrap(shutil, "rmtree", functools.partial(self._change, "rmtree"))
         wrap(sqlite3, "connect", self._connect)
         wrap(torch, "save", lambda original: self._save(original, "torch.save", 1, "f"))
         after_import({name: self._saver(*how) for name, how in _SAVERS.items()})
@@ -136,10 +137,10 @@ class Sandbox:
 
         return opened
 
-    def _change(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def _change(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def change(*args: Any, **kwargs: Any) -> Any:
             paths = [full for path in args[:2] if (full := self.outside(path)) is not None]
-            if not paths or name in ("truncate", "chmod", "utime", "mkdir", "rmtree") and self.outside(args[0]) is None:
+            if not paths or (name in ("truncate", "chmod", "utime", "mkdir", "rmtree") and self.outside(args[0]) is None):
                 return original(*args, **kwargs)
             self.note(f"{name}:", paths[-1])
             return None

@@ -18,15 +18,15 @@ from sentinel_agent.check import local_part
 from sentinel_agent.errors import Health, P, R
 from sentinel_agent.naming import Naming
 from sentinel_agent.replay.clock import Clock
+from sentinel_agent.replay.contributions import read_contributions
 from sentinel_agent.replay.feed import Feed
 from sentinel_agent.replay.places import ModuleStack, user_locals
-from sentinel_agent.replay.contributions import read_contributions
 from sentinel_agent.replay.precision import Override
 from sentinel_agent.replay.recording import Recording, flat_tensors
 from sentinel_agent.replay.sinks import Sinks
 from sentinel_agent.replay.tracer import Tracer
 from sentinel_agent.replay.trial import Trial
-from sentinel_agent.replay.weights import named, restore
+from sentinel_agent.replay.weights import named, reshard, restore
 from sentinel_agent.replay.world import World
 from sentinel_agent.rng import restore as restore_rng
 from sentinel_agent.roots import find_roots
@@ -148,13 +148,14 @@ class Session:
             torch.autograd.set_detect_anomaly(True)
         self.step_began = time.perf_counter()
         if self.trial.traced:
-            self.tracer.__enter__()
+            self.tracer.__enter__()  # type: ignore[no-untyped-call]
 
     def restore(self) -> None:
         """Weights and buffers as they were when the round began."""
         if not any(True for _ in self.naming.parameters()):
             return
         with self.tracer.pause():
+            reshard(self.naming)
             self.restored, missing = restore(self.naming, self.recording.weights)
         for name, tensor in named(self.naming):
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
@@ -178,6 +179,8 @@ class Session:
             args, kwargs, changed = self.feed.forward_inputs(args, kwargs)
             if changed:
                 self._substituted((args, kwargs))
+            for number, tensor in enumerate(flat_tensors((args, kwargs))):
+                self.tracer.entered(tensor, f"forward input {number}")
             if self.feed.replaces and self.feed.inputs != "fed":
                 self.feed.replace([*flat_tensors((args, kwargs)), *flat_tensors(user_locals())])
         return args, kwargs
@@ -194,7 +197,8 @@ class Session:
         self.clock.backward_begins()
         if self.live:
             roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-            self.sinks.loss(roots)
+            with self.tracer.pause():
+                self.sinks.loss(roots)
             return True
         if self.phase is Phase.FORWARD:
             self._fill_gradients()
@@ -225,8 +229,8 @@ class Session:
         self.step_seconds = time.perf_counter() - self.step_began
         self.stopped_at = why
         if self.trial.traced and self.live:
-            self.tracer.__exit__(None, None, None)
+            self.tracer.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self.phase = Phase.OVER
-        self.tracer.paused = True
-        self.sinks.final(self.naming)
-        self._finish(self)
+        with self.tracer.pause():
+            self.sinks.final(self.naming)
+            self._finish(self)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from sentinel_agent.inject.lazy import after_import
 from sentinel_agent.naming import user_name
@@ -51,7 +52,7 @@ def _fill(parameter: Any, session: Session) -> None:
     if not shards or sum(shard.shape[0] if shard.dim() else 0 for shard in shards) != whole.shape[0]:
         session.notes.append(f"{name}: not every rank's shard was recorded")
         return
-    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(whole):
+    with torch.no_grad(), _unsafe_preserve_version_counter(whole):
         whole.data.copy_(torch.cat(shards))
 
 

@@ -5,7 +5,7 @@ Owns the order: the first of these that is nonfinite is what the replay explains
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from sentinel_agent.replay.tracer import Tracer
 from sentinel_agent.replay.world import Contributions
 from sentinel_agent.roles import storage_of
 from sentinel_agent.taps.wire import Call
+
+
+MAX_KEPT: Final = 16  # states of one gradient that are compared with the recorded one
 
 
 class Owner(Protocol):
@@ -45,7 +48,7 @@ class Sinks:
         self._owner = owner
         self._recording = recording
         self._hooked: set[int] = set()
-        self._raw: dict[str, Tensor] = {}
+        self._raw: dict[str, list[Tensor]] = {}
         self._seen: list[tuple[str, Tensor]] = []
         self._reduced: set[int] = set()
         self._naming: Naming | None = None
@@ -79,7 +82,7 @@ class Sinks:
             plain = type(parameter) in (Tensor, nn.Parameter)
             if id(parameter) not in self._hooked and parameter.requires_grad and plain:
                 self._hooked.add(id(parameter))
-                parameter.register_hook(self._hook(name))
+                parameter.register_hook(self._hook(name))  # type: ignore[no-untyped-call]
 
     def loss(self, roots: list[Any]) -> None:
         """What backward is called on."""
@@ -92,8 +95,7 @@ class Sinks:
     def sharded_gradient(self, name: str, gradient: Tensor) -> None:
         """An unsharded gradient that FSDP is about to reduce."""
         self._gradient(name, gradient)
-        if name in self._recording.gradients:
-            self._raw[name] = gradient.detach().clone()
+        self._keep(name, gradient)
 
     def wire(self, call: Call, parts: list[Tensor], index: int) -> None:
         """What a reduction is given. Gradients are taken here as the agent took them: just before a collective writes them."""
@@ -107,18 +109,23 @@ class Sinks:
     def final(self, naming: Naming) -> None:
         """The gradients that the optimizer would use."""
         self._naming = naming
-        self._take_raw()
+        if not self._raw:
+            self._take_raw()
         for name, parameter in naming.parameters():
             if parameter.grad is not None and parameter.is_leaf and not is_finite(parameter.grad):
                 self.nonfinite_gradients[name] = None
                 self._look(f"final gradient {name}", parameter.grad)
 
     def compared(self) -> tuple[GradientComparison, ...]:
-        """Recorded gradients against the recomputed ones."""
+        """Recorded gradients against the recomputed ones; of several reductions in the round, the one that fits best."""
         recorded = self._recording.gradients
         return tuple(
-            GradientComparison(name=name, elements=recorded[name].numel(), different=differing(recorded[name], mine))
-            for name, mine in self._raw.items()
+            GradientComparison(
+                name=name,
+                elements=recorded[name].numel(),
+                different=min(differing(recorded[name], mine) for mine in some),
+            )
+            for name, some in self._raw.items()
         )
 
     def hash(self) -> str:
@@ -144,10 +151,14 @@ class Sinks:
         if self._naming is None or not recorded:
             return
         for name, parameter in self._naming.parameters():
-            gradient = parameter.grad if parameter.is_leaf else None
-            if name in recorded and gradient is not None and type(parameter) in (Tensor, nn.Parameter):
-                if storage_of(gradient) not in self._reduced:
-                    self._raw[name] = gradient.detach().clone()
+            gradient = parameter.grad if parameter.is_leaf and type(parameter) in (Tensor, nn.Parameter) else None
+            if gradient is not None and storage_of(gradient) not in self._reduced:
+                self._keep(name, gradient)
+
+    def _keep(self, name: str, gradient: Tensor) -> None:
+        kept = self._raw.setdefault(name, []) if name in self._recording.gradients else None
+        if kept is not None and len(kept) < MAX_KEPT:
+            kept.append(gradient.detach().clone())
 
     def _look(self, name: str, tensor: Tensor) -> None:
         if not is_finite(tensor):

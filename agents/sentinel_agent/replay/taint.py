@@ -60,13 +60,12 @@ class Taint:
         """True if what this storage holds was looked at before."""
         return storage(tensor) in self._seen
 
-    def name(self, tensor: Tensor, what: str, *, only_new: bool = False) -> None:
+    def name(self, tensor: Tensor, what: str) -> None:
         """Call a tensor from outside of the step, so that it can be named if it turns out nonfinite."""
         key = storage(tensor)
-        if only_new and key in self._names:
-            return
         self._names[key] = what
         self._seen.discard(key)
+        self._causes.pop(key, None)
         self._held.append(tensor)
 
     def name_of(self, tensor: Tensor) -> str | None:
@@ -78,7 +77,7 @@ def storage(tensor: Tensor) -> int:
     """Identity of the storage behind ``tensor`` (of its local shard, for a DTensor)."""
     local: Tensor = getattr(tensor, "_local_tensor", tensor)
     try:
-        return local.untyped_storage()._cdata
+        return int(local.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # sparse and other tensors without one
         return id(local)
 

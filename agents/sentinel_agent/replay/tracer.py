@@ -60,11 +60,11 @@ class _Call:
     snapshots: list[tuple[Tensor, Tensor]]
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode for the live step. ``recast`` is the dtype that casts to half precisions are turned into, if any."""
 
     def __init__(self, modules: ModuleStack, recast: torch.dtype | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.taint = Taint()
         self.events: list[Event] = []
         self.ops = 0
@@ -79,13 +79,28 @@ class Tracer(TorchDispatchMode):
         """Ops of the replay's own, which are no part of the step."""
         was, self.paused = self.paused, True
         try:
-            yield
+            with torch._C.DisableTorchFunction():  # a precision override must not touch what is read from the bundle
+                yield
         finally:
             self.paused = was
 
     def arrived(self, tensor: Tensor, what: str) -> None:
         """Name a tensor from outside of the step: a batch, a parameter, a buffer."""
         self.taint.name(tensor, what)
+
+    def entered(self, tensor: Tensor, what: str) -> None:
+        """An input of the model. A constant in it (not a mask's -inf) is the batch's fault, whatever op chokes on it later."""
+        causes = self.taint.of(tensor)
+        if not causes or any(not event.is_constant for event in causes):
+            return
+        with self.pause():
+            looked = describe(tensor)
+            if not (looked.nan or looked.posinf):
+                return
+            found = causes[0].found.model_copy(
+                update={"op": "arrived", "kind": "arrived", "what": what, "inputs": (looked,), "rows": bad_rows(tensor)}
+            )
+            self.taint.set(tensor, (self._event(found, causes),))
 
     def blame(self, tensor: Tensor | None) -> Causes:
         """Causes of a nonfinite tensor, the ones that explain most first; empty if it is finite."""
@@ -186,9 +201,7 @@ class Tracer(TorchDispatchMode):
             return
         self.low_precision = self.low_precision or output.dtype in (torch.float16, torch.bfloat16)
         if is_finite(output):
-            if call.base not in VIEWS and _covers(output):
-                self.taint.clear(output)
-            elif not self.taint.of(output):
+            if (call.base not in VIEWS and _covers(output)) or not self.taint.of(output):
                 self.taint.clear(output)
             return
         self.taint.set(output, self._result_causes(call, output))

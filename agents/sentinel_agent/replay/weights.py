@@ -34,3 +34,11 @@ def restore(naming: Naming, recorded: Mapping[str, Tensor]) -> tuple[int, list[s
             target.copy_(source)
             restored += 1
     return restored, missing
+
+
+def reshard(naming: Naming) -> None:
+    """Free the full parameters that FSDP2 still holds from a forward, so that its shards are what a restore writes to."""
+    for module in naming.modules():
+        again = getattr(module, "reshard", None)
+        if callable(again) and "FSDP" in type(module).__name__:
+            again()

@@ -87,7 +87,7 @@ class World:
         """A finished all-reduce: the fake group's own work has a future without tensors, which DDP's reducer refuses."""
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result(list(tensors))
-        work = torch._C._distributed_c10d._create_work_from_future(future)
+        work = torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
         self._kept.append((future, work))
         return tensors, work.boxed()
 

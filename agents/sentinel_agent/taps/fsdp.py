@@ -35,6 +35,7 @@ class Unsharded:
     names: tuple[str, ...]
     widths: tuple[int, ...]
     raw: tuple[Check | None, ...] | None
+    gradients: tuple[torch.Tensor, ...] = ()
 
     def nonfinite_columns(self, wire: torch.Tensor) -> Iterator[str]:
         """Names of the parameters whose columns of the flat reduce buffer hold something nonfinite."""
@@ -94,7 +95,7 @@ def _look(params: Any, gradients: list[torch.Tensor], group: Any, reduce_dtype: 
     widths = tuple(_width(gradient, world) for gradient in gradients)
     cast = reduce_dtype is not None and any(gradient.dtype != reduce_dtype for gradient in gradients)
     raw = tuple(_check(gradient) for gradient in gradients) if cast else None
-    return Unsharded(names, widths, raw)
+    return Unsharded(names, widths, raw, tuple(gradients))
 
 
 def _check(gradient: torch.Tensor) -> Check | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from sentinel.postmortem.lint.arguments import may_be_zero
 from sentinel.postmortem.lint.expressions import CLAMPS, SHAPES, is_epsilon, number, operation
 from sentinel.postmortem.lint.source import Scope, Source, dotted
 
@@ -49,6 +50,8 @@ def core(source: Source, node: ast.expr | None) -> ast.expr | None:
             node = op.subject
         elif isinstance(node, ast.Subscript):
             node = node.value
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and may_be_zero(source, node.right):
+            node = node.left
         else:
             break
     return node
@@ -179,7 +182,7 @@ def _is_repaired(source: Source, name: ast.Name) -> bool:
 
 
 def _is_guarded_arithmetic(source: Source, node: ast.BinOp, depth: int) -> bool:
-    if isinstance(node.op, ast.Add) and (is_epsilon(node.left) or is_epsilon(node.right)):
+    if isinstance(node.op, ast.Add) and any(_protects(source, side) for side in (node.left, node.right)):
         return True
     if isinstance(node.op, ast.Add | ast.Mult | ast.Div | ast.Pow):
         return any(
@@ -188,6 +191,12 @@ def _is_guarded_arithmetic(source: Source, node: ast.BinOp, depth: int) -> bool:
             if not isinstance(side, ast.Constant)
         )
     return False
+
+
+def _protects(source: Source, added: ast.expr) -> bool:
+    """An epsilon that is not known to be zero."""
+    value = resolve(source, added)
+    return is_epsilon(added) and not (value is not None and may_be_zero(source, value))
 
 
 def _is_guarded_call(source: Source, node: ast.expr, depth: int) -> bool:

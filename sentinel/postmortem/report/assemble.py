@@ -20,8 +20,10 @@ from sentinel.postmortem.report.record import report_json
 REPORT_FILE = "report.html"
 INCIDENTS_SHOWN = 8
 
-Events = Callable[[str], Iterable[Event]]
-"""The event log of a run, by its id."""
+NEAR_SECONDS = 3600.0  # how far from an incident's detection its rounds are looked for in the log
+
+Events = Callable[[str, float, float], Iterable[Event]]
+"""The event log of a run, by its id, between two times (unix seconds)."""
 
 
 class ReportFormat(StrEnum):
@@ -35,9 +37,14 @@ class ReportFormat(StrEnum):
 def facts_of_incidents(incidents: Sequence[Incident], run_dir: Path | None, events: Events) -> list[Facts]:
     """The facts of each incident, oldest first, at most ``INCIDENTS_SHOWN``."""
     return [
-        gather(one, run_dir / one.bundle if run_dir and one.bundle else None, run_dir, events(one.run_id))
+        gather(one, run_dir / one.bundle if run_dir and one.bundle else None, run_dir, _near(one, events))
         for one in incidents[:INCIDENTS_SHOWN]
     ]
+
+
+def _near(incident: Incident, events: Events) -> Iterable[Event]:
+    opened, updated = incident.opened_at.timestamp(), incident.updated_at.timestamp()
+    return events(incident.run_id, opened - NEAR_SECONDS, updated + NEAR_SECONDS)
 
 
 def render(facts: Sequence[Facts], form: ReportFormat, title: str) -> str:

@@ -21,6 +21,7 @@ from sentinel.postmortem.samples import sample_sentences
 
 SAMPLES_SHOWN = 16
 TOKENS_SHOWN = 24
+LABELS_SHOWN = 64
 TENSORS_SHOWN = 6
 MAX_TENSOR_BYTES = 64 << 20
 BINS = 40
@@ -49,7 +50,7 @@ class TensorView:
     inf: int = 0
     minimum: float | None = None
     maximum: float | None = None
-    form: str = "numbers"  # images, tokens, rows, numbers
+    form: str = "numbers"  # images, tokens, labels, rows, numbers
     samples: tuple[SampleView, ...] = ()
     samples_total: int = 0
     counts: tuple[int, ...] = ()
@@ -100,7 +101,8 @@ def _view(file: TensorFile, name: str, entries: dict[str, BatchEntry], header: P
     form = _form(array)
     low, high = statistics.minimum, statistics.maximum
     odd = _odd_samples(header, name)
-    shown = _chosen(array.shape[0], odd) if form != "numbers" else []
+    limit = LABELS_SHOWN if form == "labels" else SAMPLES_SHOWN
+    shown = _chosen(array.shape[0], odd, limit) if form != "numbers" else []
     indices = entries[name.partition(".")[0]].sample_indices
     return TensorView(
         name,
@@ -125,7 +127,7 @@ def _form(array: NDArray[Any]) -> str:
         return "tokens"
     if array.ndim == 2 and array.dtype.kind == "f" and array.shape[1] > 1:
         return "rows"
-    return "tokens" if array.ndim == 1 and integers else "numbers"
+    return "labels" if array.ndim == 1 and integers else "numbers"
 
 
 def _picture_axes(array: NDArray[Any]) -> str | None:
@@ -137,11 +139,11 @@ def _picture_axes(array: NDArray[Any]) -> str | None:
     return "hwc" if shape[3] in (1, 3, 4) and min(shape[1:3]) >= 4 else None
 
 
-def _chosen(total: int, odd: dict[int, SampleFinding]) -> list[int]:
+def _chosen(total: int, odd: dict[int, SampleFinding], limit: int) -> list[int]:
     """Odd samples, and the first others, in their order."""
-    chosen = sorted(i for i in odd if i < total)[:SAMPLES_SHOWN]
-    others = [i for i in range(min(total, 2 * SAMPLES_SHOWN)) if i not in odd]
-    return sorted([*chosen, *others[: SAMPLES_SHOWN - len(chosen)]])
+    chosen = sorted(i for i in odd if i < total)[:limit]
+    others = [i for i in range(min(total, 2 * limit)) if i not in odd]
+    return sorted([*chosen, *others[: limit - len(chosen)]])
 
 
 def _samples(
@@ -157,7 +159,7 @@ def _samples(
         found = odd.get(index)
         place = indices[index] if indices and index < len(indices) else None
         said = f"{found.what}: {found.detail}" if found and found.detail else found.what if found else ""
-        if form == "tokens":
+        if form in ("tokens", "labels"):
             ids = np.atleast_1d(array[index]).ravel()
             yield SampleView(
                 index, place, said, tokens=tuple(int(i) for i in ids[:TOKENS_SHOWN]), cut=ids.size > TOKENS_SHOWN

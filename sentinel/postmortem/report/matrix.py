@@ -44,9 +44,10 @@ def matrices(headers: Sequence[PartHeader]) -> tuple[Matrix, ...]:
 
 
 def _matrix(what: str, of: dict[int, tuple[TensorStatistics, ...]]) -> Matrix | None:
-    ranks = tuple(rank for rank in sorted(of) if of[rank])[:RANKS_SHOWN]
-    if not ranks:
+    ranks = tuple(sorted(of, key=lambda rank: (not of[rank], rank))[:RANKS_SHOWN])
+    if not any(of.values()):
         return None
+    ranks = tuple(sorted(ranks))
     found = {(s.name, rank): s for rank in ranks for s in of[rank]}
     names = list(dict.fromkeys(name for name, _ in found))
     bad = {name for (name, _), s in found.items() if s.nan or s.inf}
@@ -63,7 +64,7 @@ def _size(s: TensorStatistics) -> float:
 
 def _cell(s: TensorStatistics | None, low: float, high: float) -> Cell:
     if s is None:
-        return Cell("none", "", "no statistics")
+        return Cell("none", "", "not recorded: a part keeps what was not finite on its rank")
     shape = "x".join(str(n) for n in s.shape) or "scalar"
     if s.nan or s.inf:
         counts = " ".join(f"{n} {word}" for n, word in ((s.nan, "NaN"), (s.inf, "inf")) if n)

@@ -13,16 +13,15 @@ from datetime import UTC, datetime
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from sentinel import __version__
 from sentinel.incidents.describe import rank_list
-from sentinel.postmortem.lint.output import finding_record
 from sentinel.postmortem.report.advice import Step, next_steps
 from sentinel.postmortem.report.curves import Curve, curves
 from sentinel.postmortem.report.facts import Facts
 from sentinel.postmortem.report.rounds import CellState
-from sentinel.postmortem.report.svg import heat_map, histogram
+from sentinel.postmortem.report.svg import heat_map, histogram, short
 from sentinel.postmortem.text import number
 from sentinel.postmortem.wording import CAUSE_WORDS, STAGE_WORDS, attribution_sentence, verdict_sentence
 
@@ -73,6 +72,14 @@ def _section(facts: Facts) -> Section:
     )
 
 
+def _ticks(text: str) -> Markup:
+    """Text in which `code` between backticks is set as code."""
+    parts = [
+        Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(text.split("`"))
+    ]
+    return Markup("").join(parts)
+
+
 @cache
 def _environment() -> Environment:
     made = Environment(
@@ -89,7 +96,8 @@ def _environment() -> Environment:
         "shape": lambda shape: "x".join(str(n) for n in shape) or "scalar",
         "verdict": verdict_sentence,
         "attribution": attribution_sentence,
-        "record": finding_record,
+        "short": short,
+        "ticks": _ticks,
     }
     made.globals |= {"stage_words": STAGE_WORDS, "cause_words": CAUSE_WORDS, "state_words": STATE_WORDS}
     return made

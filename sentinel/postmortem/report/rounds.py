@@ -117,6 +117,10 @@ def history(events: Iterable[Event], incident: Incident) -> History | None:
 
 def _note(cell: RankRound, report: RoundClosed | Evidence) -> None:
     if isinstance(report, Evidence):
+        if report.phase in (Phase.RAW, Phase.WIRE) and report.check.nonfinite:
+            cell.absmax = math.nan if report.check.nan else math.inf
+        if report.phase is Phase.REDUCED and report.check.nonfinite:
+            cell.norm = math.nan if report.check.nan else math.inf
         if report.check.nonfinite or report.phase not in (Phase.MISUSE, Phase.EXIT):
             cell.phases.append(report.phase)
         if report.phase is Phase.LOSS and report.value is not None:
@@ -124,6 +128,9 @@ def _note(cell: RankRound, report: RoundClosed | Evidence) -> None:
         return
     cell.closed = True
     cell.loss = report.loss if report.loss is not None else cell.loss
-    cell.loss_scale, cell.skipped, cell.absmax = report.loss_scale, report.skipped, report.gradient_absmax
+    cell.loss_scale, cell.skipped = report.loss_scale, report.skipped
+    if cell.absmax is None:  # what is nonfinite is not in these sums
+        cell.absmax = report.gradient_absmax
     norms = [one.norm for one in report.sync if one.norm]
-    cell.norm = math.hypot(*norms) if norms else None
+    if cell.norm is None and norms:
+        cell.norm = math.hypot(*norms)

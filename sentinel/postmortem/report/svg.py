@@ -55,7 +55,7 @@ class _Frame:
         self.first, self.last = first, max(last, first + 1)
         self.log = low > 0 and high / low > 100
         self.low, self.high = (math.log10(low), math.log10(high)) if self.log else (low, high)
-        if self.high - self.low < 1e-12 * max(abs(self.high), 1e-300):
+        if self.high / 2 - self.low / 2 < 1e-12 * max(abs(self.high), 1e-300):
             margin = abs(self.high) * 0.1 or 1.0
             self.low, self.high = self.low - margin, self.high + margin
 
@@ -64,11 +64,11 @@ class _Frame:
 
     def y(self, value: float) -> float:
         place = math.log10(value) if self.log else value
-        share = (place - self.low) / (self.high - self.low)
+        share = (place / 2 - self.low / 2) / (self.high / 2 - self.low / 2)  # halves: the span of extremes overflows
         return _TOP + 8 + (1 - min(max(share, 0.0), 1.0)) * (_HEIGHT - _TOP - _BOTTOM - 8)
 
     def ticks(self) -> list[float]:
-        middle = (self.low + self.high) / 2
+        middle = self.low / 2 + self.high / 2
         return [10**v if self.log else v for v in (self.low, middle, self.high)]
 
 
@@ -76,7 +76,7 @@ def _axes(frame: _Frame, origin: int) -> Markup:
     parts = [
         Markup(
             '<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/><text class="tick" x="{}" y="{:.1f}">{}</text>'
-        ).format(_LEFT, _WIDTH - _RIGHT, frame.y(v), frame.y(v), _LEFT - 6, frame.y(v) + 3.5, _short(v))
+        ).format(_LEFT, _WIDTH - _RIGHT, frame.y(v), frame.y(v), _LEFT - 6, frame.y(v) + 3.5, short(v))
         for v in frame.ticks()
     ]
     at = frame.x(origin)
@@ -99,8 +99,12 @@ def _axes(frame: _Frame, origin: int) -> Markup:
     return Markup("").join(parts)
 
 
-def _short(value: float) -> str:
-    return f"{value:.3g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
+def short(value: float) -> str:
+    """A number for a tick or a heading: whole numbers whole, four digits of the others."""
+    if abs(value) < 1e7 and value == int(value):
+        return str(int(value))
+    plain = value == 0 or 0.01 <= abs(value) < 1e5
+    return f"{value:.4g}" if plain else f"{value:.2e}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
 
 
 def _path(frame: _Frame, line: Line) -> Markup:
@@ -201,7 +205,7 @@ def histogram(counts: Sequence[int], low: float, high: float) -> Markup:
     ]
     ends = Markup(
         '<text class="tick start" x="0" y="{0}">{1}</text><text class="tick" x="{2}" y="{0}">{3}</text>'
-    ).format(height - 3, _short(low), width, _short(high))
+    ).format(height - 3, short(low), width, short(high))
     return Markup('<svg class="histogram" viewBox="0 0 {} {}" role="img" aria-label="histogram">{}{}</svg>').format(
         width, height, Markup("").join(bars), ends
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import sys
 
 import lab
 import torch
@@ -279,6 +280,18 @@ def one_loader_after_another() -> None:
             optimizer.step()
         schedule.step()
         model.module.load_state_dict(copy.deepcopy(model.module.state_dict()))
+
+
+def ends_with_sys_exit() -> None:
+    """``sys.exit(0)`` as the last line of a script, as in ``sys.exit(main())``."""
+    model = ddp()
+    optimizer = sgd(model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    dist.destroy_process_group()
+    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -88,14 +92,138 @@ def test_health_turns_when_the_disk_refuses(served: Coordinator, monkeypatch: py
 
 
 def test_the_index_shows_hostile_names_as_text(served: Coordinator) -> None:
-    """A run's name is never markup, and the policy would not run it if it were."""
-    page = get(served, "/")
-    assert HOSTILE not in page.text
-    assert "&lt;script&gt;" in page.text
-    policy = page.headers["content-security-policy"]
-    assert policy.startswith("default-src 'none'")
-    assert "script-src" not in policy
-    assert "unsafe-inline" not in policy
+    """A run's name is never markup on any page, and the policy would not run it if it were."""
+    [incident] = served.incidents()
+    name = quote(HOSTILE)
+    for path in ("/", f"/run?id={name}", f"/incident?id={incident.id}&run_id={name}", f"/run?id=x{name}"):
+        page = get(served, path)
+        assert HOSTILE not in page.text
+        assert "&lt;script&gt;" in page.text
+        policy = page.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        assert "unsafe" not in policy
+
+
+def test_pages_hold_no_inline_script_or_style(served: Coordinator) -> None:
+    """What the policy forbids is not there: every script and style is a file of ours, and so is every picture."""
+    [incident] = served.incidents()
+    name = quote(HOSTILE)
+    for path in ("/", f"/run?id={name}", f"/incident?id={incident.id}&run_id={name}", "/run?id=absent"):
+        text = get(served, path).text
+        assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=|javascript:", text)
+        for target in re.findall(r'(?:src|href)="(/static/[^"]*)"', text):
+            answer = get(served, target)
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith(("text/javascript", "text/css", "image/svg+xml"))
+        assert not re.search(r'(?:src|href)="(?:https?:)?//', text)
+
+
+def test_files_that_are_not_ours_are_not_served(served: Coordinator) -> None:
+    """No name leads out of the folder of pictures and scripts."""
+    for name in ("..%2fpages.py", "%2e%2e/pages.py", "sentinel.css%00", "absent.js", "sentinel"):
+        assert get(served, f"/static/{name}").status_code == 404
+
+
+def test_a_run_or_incident_that_is_not_there_is_told(served: Coordinator) -> None:
+    """The page says so, with 404 and a way back."""
+    for path in ("/run?id=absent", "/run", "/incident?id=absent", "/incident"):
+        page = get(served, path)
+        assert page.status_code == 404
+        assert 'href="/"' in page.text
+
+
+def test_rounds_tell_curves_and_blocks(served: Coordinator) -> None:
+    """The last rounds come with what every block of ranks saw; a run that is not there or a wrong number is refused by name."""
+    name = quote(HOSTILE)
+    answer = get(served, f"/api/v1/rounds?run_id={name}&blocks=1").json()
+    assert (answer["world_size"], answer["ranks_per_block"]) == (2, 2)
+    assert [r["blocks"] for r in answer["rounds"]] == ["4"]
+    apart = get(served, f"/api/v1/rounds?run_id={name}&first=1&count=1").json()
+    assert (apart["first_rank"], apart["rounds"][0]["blocks"]) == (1, "4")
+    for query, status, reason in (
+        ("run_id=absent", 404, "unknown_run"),
+        ("", 400, "bad_query"),
+        (f"run_id={name}&last=-1", 400, "bad_query"),
+        (f"run_id={name}&blocks=9999999999", 400, "bad_query"),
+    ):
+        refused = get(served, f"/api/v1/rounds?{query}")
+        assert (refused.status_code, refused.json()["error"]) == (status, reason)
+
+
+def test_targets_name_the_coordinator_as_the_scraper_does(served: Coordinator) -> None:
+    """Prometheus' http_sd gets one target: the very address it asked."""
+    assert served.http_url is not None
+    assert get(served, "/api/v1/targets").json() == [
+        {"targets": [served.http_url.removeprefix("http://")], "labels": {}}
+    ]
+
+
+def test_changes_are_told_as_they_happen(served: Coordinator, relays: MakeRelay) -> None:
+    """An open stream names every run at first, and then each run that something happened to."""
+    with httpx.stream("GET", f"{served.http_url}/api/v1/events", timeout=10) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        lines = (line for line in stream.iter_lines() if line.startswith("data: "))
+        assert json.loads(next(lines)[6:]) == {"runs": [HOSTILE]}
+        relay = relays(served.join, run_id="other", relay="relay-1")
+        relay.send([hello(0), hello(1)])
+        assert json.loads(next(lines)[6:]) == {"runs": ["other"]}
+
+
+def test_open_streams_do_not_hold_up_the_end(tmp_path: Path) -> None:
+    """A coordinator with a page open on it stops as quickly as one without."""
+    coordinator = Coordinator(CoordinatorSettings(run_dir=tmp_path / "c")).start()
+    with httpx.stream("GET", f"{coordinator.http_url}/api/v1/events", timeout=10):
+        started = time.monotonic()
+        coordinator.stop(5.0)
+        assert time.monotonic() - started < 4
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[str]:
+    """Address of a coordinator that asks for a token."""
+    settings = CoordinatorSettings(
+        run_dir=tmp_path, http_bind="0.0.0.0:0", http_allow_remote=True, http_token=TOKEN, run_id="run"
+    )
+    with Coordinator(settings) as coordinator:
+        assert coordinator.http_url is not None
+        yield "http://127.0.0.1:" + coordinator.http_url.rpartition(":")[2]
+
+
+def test_a_browser_signs_in_with_the_token(guarded: str) -> None:
+    """A browser is shown a form; the right token gives it a cookie that no script and no other site can use."""
+    with httpx.Client(base_url=guarded, headers={"accept": "text/html"}) as browser:
+        asked = browser.get("/")
+        assert asked.status_code == 401
+        assert 'action="/sign-in"' in asked.text
+        assert browser.get("/static/sentinel.css").status_code == 200
+        wrong = browser.post("/sign-in", data={"token": "wrong"})
+        assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)
+        assert browser.get("/").status_code == 401
+        right = browser.post("/sign-in", data={"token": TOKEN})
+        assert (right.status_code, right.headers["location"]) == (303, "/")
+        cookie = right.headers["set-cookie"]
+        assert TOKEN not in cookie
+        assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
+        for path in ("/", "/metrics", "/api/v1/status"):
+            assert browser.get(path).status_code == 200
+
+
+def test_sign_in_refuses_what_no_form_of_ours_sends(guarded: str) -> None:
+    """A form on another site, a body that is too long, and one that is no form get no cookie."""
+    for options, status in (
+        ({"data": {"token": TOKEN}, "headers": {"sec-fetch-site": "cross-site"}}, 403),
+        ({"content": b"token=" + b"x" * 100_000}, 413),
+        ({"content": b"\xff\x00&&=&"}, 401),
+        ({"content": b""}, 401),
+    ):
+        answer = httpx.post(f"{guarded}/sign-in", **options)  # type: ignore[arg-type]
+        assert (answer.status_code, "set-cookie" in answer.headers) == (status, False)
+    assert httpx.get(f"{guarded}/", cookies={"sentinel_session": "guessed"}).status_code == 401
+
+
+def test_there_is_no_sign_in_where_there_is_no_token(served: Coordinator) -> None:
+    """Without a token nothing can be posted at all."""
+    assert httpx.post(f"{served.http_url}/sign-in", data={"token": ""}).status_code == 405
 
 
 def test_every_answer_has_security_headers(served: Coordinator) -> None:

@@ -43,6 +43,11 @@ GUARDED = [
     pytest.param("if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()", id="rank 0 first"),
     pytest.param("if rank in members:\n    dist.all_reduce(x, group=g)", id="a group's own collective"),
     pytest.param("model = DDP(net)\nstate = model.module.state_dict()", id="the inner module's state"),
+    pytest.param(
+        "def hook(state, bucket):\n    half = (bucket.buffer() / dist.get_world_size()).to(torch.float16)\n"
+        "    return dist.all_reduce(half)",
+        id="float16 divided before the cast",
+    ),
     pytest.param("m = net.half()\nopt.step()", id="float16 that is not trained"),
     pytest.param(
         "for p in m.parameters():\n    dist.all_reduce(p.grad, group=tensor_parallel)", id="a sum within a group"
@@ -93,3 +98,27 @@ def test_no_sync_over_what_cannot_be_evaluated_is_not_reported() -> None:
 def test_files_without_torch_are_left_alone() -> None:
     """A file that imports nothing of torch is not training code, whatever it divides."""
     assert lint_text("import numpy as np\ny = x / x.std()\n", "a.py") == []
+
+
+ZERO_EPSILON = """
+def normalise(x, eps={default}):
+    return (x - x.mean()) / (x.std() + eps)
+
+def train(eps):
+    return normalise(batch(), eps)
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [ZERO_EPSILON.format(default="1e-6") + "train(eps=0.0)", ZERO_EPSILON.format(default=0).partition("def train")[0]],
+)
+def test_epsilon_that_callers_set_to_zero_protects_nothing(code: str) -> None:
+    """An epsilon is followed through the file's own calls and defaults; a literal 0 makes it no guard."""
+    assert "division_by_std" in {finding.rule for finding in lint_text(IMPORTS + code, "a.py")}
+
+
+def test_epsilon_that_nobody_sets_to_zero_is_a_guard() -> None:
+    """Where calls give a positive epsilon, or the file has no call, the division is left alone."""
+    for call in ("train(eps=1e-6)", "train(eps=options.eps)", ""):
+        assert lint_text(IMPORTS + ZERO_EPSILON.format(default="1e-6") + call, "a.py") == []

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from sentinel.postmortem.lint.expressions import identifiers, number, operation
+from sentinel.postmortem.lint.expressions import identifiers, is_half, number, operation
 from sentinel.postmortem.lint.finding import Hit, Rule
 from sentinel.postmortem.lint.flow import derivation, is_guarded, resolve
 from sentinel.postmortem.lint.rules.division import divisions, is_compression
@@ -47,13 +47,14 @@ def _is_distributed(source: Source, call: ast.Call, *names: str) -> bool:
 
 def gradient_sums(source: Source) -> Iterator[ast.Call]:
     """``all_reduce(p.grad)`` with SUM over the whole world."""
-    for call in source.calls:
-        if not _is_distributed(source, call, "all_reduce") or not call.args or _in_a_group(call):
-            continue
-        op = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "op"), None)
-        is_sum = op is None or dotted(op).endswith("ReduceOp.SUM")
-        if is_sum and "grad" in set(identifiers(call.args[0])):
-            yield call
+    return (call for call in source.calls if _sums(source, call) and "grad" in set(identifiers(call.args[0])))
+
+
+def _sums(source: Source, call: ast.Call) -> bool:
+    if not _is_distributed(source, call, "all_reduce") or not call.args or _in_a_group(call):
+        return False
+    op = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "op"), None)
+    return op is None or dotted(op).endswith("ReduceOp.SUM")
 
 
 def _in_a_group(call: ast.Call) -> bool:
@@ -73,10 +74,22 @@ def _divides_by_world(source: Source) -> bool:
 
 
 def _half_sum(source: Source) -> Iterator[Hit]:
-    if half_modules(source) and _divides_by_world(source):
-        for call in gradient_sums(source):
-            if not _was_divided(source, call):
-                yield Hit(call, "sums float16 gradients over all ranks before dividing")
+    if not _divides_by_world(source):
+        return
+    in_half = set(gradient_sums(source)) if half_modules(source) else set()
+    for call in source.calls:
+        narrowed = _sums(source, call) and _is_narrowed(source, call.args[0])
+        if (call in in_half or narrowed) and not _was_divided(source, call):
+            yield Hit(call, "sums float16 gradients over all ranks before dividing")
+
+
+def _is_narrowed(source: Source, node: ast.expr) -> bool:
+    """True if the value was cast to float16 here and not divided on its way."""
+    op = operation(source, resolve(source, node))
+    casts = op is not None and (
+        op.name == "half" or (op.name == "to" and any(is_half(source, a) for a in op.arguments))
+    )
+    return casts and not any(isinstance(part, ast.Div) for part in derivation(source, node))
 
 
 def _was_divided(source: Source, call: ast.Call) -> bool:
