@@ -49,7 +49,7 @@ def log(world_size: int = 2, rounds: int = 12, guilty: int = 1) -> Iterator[Even
     """Every rank's rounds; rank ``guilty`` makes the fault, the others receive it."""
     yield Expect(world_size)
     for round_ in range(rounds):
-        for rank in range(world_size):
+        for rank in sorted(range(world_size), key=lambda r: r != guilty):
             if round_ != FAULT:
                 yield Received(closed(rank, round_))
                 continue

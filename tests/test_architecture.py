@@ -37,6 +37,7 @@ BROAD_EXCEPTS = {
     "agents/sentinel_agent/process.py",  # the same, while there is no agent yet
     "agents/sentinel_agent/inject/hooks.py",  # the same, inside the import of torch
     "agents/sentinel_agent/channel.py",  # the rank's channel thread
+    "agents/sentinel_agent/replay/runner.py",  # whatever the user's script raises is what came of a replay
     "sentinel/launch/relay.py",  # the node's channel thread
     "sentinel/coordinator/faults.py",  # the server, per message
     "sentinel/coordinator/access.py",  # the pages, per request

@@ -24,7 +24,7 @@ from sentinel_agent.identity import Identity
 from sentinel_agent.ledger import Ledger
 from sentinel_agent.naming import Naming
 from sentinel_agent.patching import restore
-from sentinel_agent.roots import find_roots
+from sentinel_agent.roots import find_roots, find_trained
 from sentinel_agent.rounds import Round
 from sentinel_agent.scan import Scan
 from sentinel_agent.stopwatch import Stopwatch
@@ -59,6 +59,7 @@ class Agent:
         )
         self.termination = Termination(self._terminated, self.health)
         self._first_forward_due = True
+        self._searches_left = 3  # for the modules of a loop with neither wrapper nor optimizer; each walks all objects
         self._misuses: set[str] = set()
         self._clean = True
         self._note = ""
@@ -75,9 +76,7 @@ class Agent:
         comm_hook.install(dist)
         optimizer.install(self._optimizer_steps, self._optimizer_made, self.health)
         self.scaler.install()
-        loss.install(
-            self.ledger.loss, self._backward_begins, self.ledger.backward_ended, self.scaler.unscaled, self.health
-        )
+        loss.install(self.ledger.loss, self._backward_begins, self._backward_ended, self.scaler.unscaled, self.health)
         clip.install(self._clipping, self._clipped, self.ledger.pending.join, self.health)
         batches.install_loader_tap(lambda: self if self.health.active else None, guarded)
         leaving.install(self.ledger.loss_left_behind, self._leaving, self.goodbye, self.health)
@@ -126,6 +125,13 @@ class Agent:
     def _backward_begins(self) -> None:
         self._first_forward()
         self.ledger.backward_begins()
+
+    def _backward_ended(self) -> None:
+        if not self.naming.known and self._searches_left:
+            self._searches_left -= 1
+            for root in find_trained():
+                self.root_made(root)
+        self.ledger.backward_ended()
 
     def _optimizer_made(self, made: torch.optim.Optimizer) -> None:
         if self.naming.add_optimizer(made):
@@ -200,7 +206,8 @@ class Agent:
 
     def goodbye(self) -> None:
         """Close the open round, say goodbye and wait a moment for the coordinator to have judged everything."""
-        self.ledger.leaving("")
+        if self.health.active:
+            self.ledger.leaving("")
         self.health.drops.update(self.window.drops)
         self.window.drops.clear()
         bye = Goodbye(self.me.attempt, self.me.rank, self.ledger.last_closed, self._clean, self._note)

@@ -20,7 +20,8 @@ class AgentConfig:
 
     ``dump_level``: ``stats`` writes structure and statistics only, ``batch`` also batches, RNG states and parameters.
     ``timers`` fills ``RoundClosed.check_seconds``; off in normal runs. ``check_delay`` sleeps before each check and exists for
-    tests of the joins. ``fail_at`` raises inside the named tap and exists for tests of the latch.
+    tests of the joins. ``dump_round`` writes this round's part whatever it holds, for tests of replay. ``fail_at`` raises inside
+    the named tap and exists for tests of the latch.
     """
 
     run_id: str = "run"
@@ -41,6 +42,7 @@ class AgentConfig:
     timers: bool = False
     goodbye_seconds: float = 1.0
     check_delay: float = 0.0
+    dump_round: int = -1
     fail_at: str = ""
 
     @staticmethod

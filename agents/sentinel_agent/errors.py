@@ -61,13 +61,13 @@ class Health:
         say(f"sentinel: agent of rank {self._rank} switched itself off, training goes on unwatched: {reason}")
         self._on_disable(reason)
 
-    def guarded(self, site: str, function: Callable[P, R]) -> Callable[P, R | None]:
-        """``function``, but it does nothing once the agent is off, and never raises."""
+    def guarded(self, site: str, function: Callable[P, R], *, even_off: bool = False) -> Callable[P, R | None]:
+        """``function``, but it does nothing once the agent is off (unless ``even_off``), and never raises."""
         function = self.stopwatch.timed(function)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            if not self.active:
+            if not (self.active or even_off):
                 return None
             try:
                 return function(*args, **kwargs)

@@ -62,6 +62,8 @@ class Evidencing:
 
     def closed(self, closing: Round, step: int) -> None:
         """Remember the last rounds, for requests that come later, and the buffers that the next one starts from."""
+        if closing.number == self._config.dump_round:
+            self._write(closing, step, "asked for by an option", False, [])
         self._buffers.take()
         self._closed[closing.number] = (closing, step)
         self._closed.pop(closing.number - KEPT_ROUNDS, None)

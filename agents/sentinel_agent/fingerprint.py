@@ -14,7 +14,7 @@ import torch
 
 SMALL = 16384
 """Elements up to which a tensor is fingerprinted and audited in every round; larger ones take turns."""
-TURNS = 8
+TURNS = 32
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -33,7 +33,7 @@ class Audit:
 
 
 def its_turn(numel: int, index: int, round_: int) -> bool:
-    """Is this collective's result fingerprinted in this round? An eighth of the large ones are, in turn."""
+    """Is this collective's result fingerprinted in this round? One in thirty-two of the large ones is, in turn."""
     return numel <= SMALL or (index + round_) % TURNS == 0
 
 

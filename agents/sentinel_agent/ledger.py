@@ -81,6 +81,7 @@ class Ledger:
     def forward_begins(self) -> None:
         """Called before an outermost forward: what is reduced from here on is not of the gradients that are there."""
         self.round.between = False
+        self.round.forwards += 1
 
     def backward_begins(self) -> None:
         """Called before a backward: if the last round's gradients were cleared with no step, that round is over."""
@@ -89,6 +90,7 @@ class Ledger:
             self.close(ClosedBy.FRAMEWORK_SKIPPED, self._scan.owner(), skipped=True)
         self.round.dirty = True
         self.round.backward_ended = self.round.between = False
+        self.round.backward_thread = threading.get_ident()
         self.layouts.forget_gradients()
         if weights_due(self.round.number):
             self.reductions.learn_layouts()
@@ -97,6 +99,7 @@ class Ledger:
     def backward_ended(self) -> None:
         """Called after a backward returned."""
         self.round.backward_ended = self.round.between = True
+        self.round.backward_thread = 0
         self.round.backwards += 1
         self.clock.backward_ended()
         self.layouts.forget_gradients()
@@ -226,6 +229,7 @@ class Ledger:
                 buffers_nonfinite=damage.buffers,
                 check_seconds=self._me.health.stopwatch.seconds - closing.seconds_before,
                 backwards=closing.backwards,
+                forwards=closing.forwards,
                 activations=closing.activations,
                 gradient_absmax=closing.gradient_absmax,
                 sync=self.replicas.close(),

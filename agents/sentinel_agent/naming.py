@@ -64,6 +64,11 @@ class Naming:
         self._roots: list[weakref.ref[nn.Module]] = []
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
 
+    @property
+    def known(self) -> bool:
+        """True once any root or optimizer was met."""
+        return bool(self._roots or self._optimizers)
+
     def add_root(self, module: nn.Module) -> bool:
         """Remember a root module; False if it was known."""
         if any(ref() is module for ref in self._roots):

@@ -12,7 +12,7 @@ import torch
 
 from sentinel.wire.messages import Check, Collective, Phase, Role
 from sentinel_agent import roles
-from sentinel_agent.check import Checker, given_part
+from sentinel_agent.check import Checker, given_part, l2_norm
 from sentinel_agent.fingerprint import SMALL, Audit, fingerprint, float_sum, its_turn
 from sentinel_agent.identity import Identity
 from sentinel_agent.pending import Pending
@@ -50,7 +50,7 @@ class Reductions:
         if not parts:
             return None
         self.learn_layouts()
-        backward = roles.in_backward()
+        backward = roles.in_backward() or self._ledger.round.backward_elsewhere()
         who = roles.caller()
         role = roles.role(
             parts, who, backward=backward, after_backward=self._ledger.round.between, layouts=self.layouts
@@ -72,6 +72,7 @@ class Reductions:
             role=role,
             wire=found,
             outputs=call.outputs,
+            steady=call.waits or who is roles.Caller.AUTOGRAD,
         )
         if role is Role.GRADIENT:
             self._gradient_issued(reduction, parts, who)
@@ -86,11 +87,11 @@ class Reductions:
         self._ledger.round.dirty = self._ledger.round.synced = True
         self._ledger.round.weigh(reduction.wire)
         names = self._names_behind(parts, who)
-        self.replicas.issued(reduction, names)
+        self.replicas.issued(reduction, names, foreign=who is roles.Caller.USER and self._is_foreign(parts, names))
         if names and reduction.op.startswith("allreduce") and who is roles.Caller.USER:
             wanted = set(names)
             self.replicas.replicate(reduction.group, ((n, p) for n, p in self.layouts.parameters() if n in wanted))
-        if self._audits(reduction) and not reduction.wire.nonfinite:
+        if reduction.steady and self._audits(reduction) and not reduction.wire.nonfinite:
             reduction.sum_in = float_sum(parts)
 
     def _names_behind(self, parts: list[torch.Tensor], who: roles.Caller) -> tuple[str, ...] | None:
@@ -100,7 +101,11 @@ class Reductions:
             return sharded.names
         if comm_hook.running():
             return self.layouts.names_behind(comm_hook.parameters())
-        return self.layouts.names_of(parts) if who is roles.Caller.USER and self._ledger.round.between else None
+        return self.layouts.names_of(parts) if who is roles.Caller.USER and not roles.in_backward() else None
+
+    def _is_foreign(self, parts: list[torch.Tensor], names: tuple[str, ...] | None) -> bool:
+        """A loop reduces one tensor that looks like a parameter's gradient and is none."""
+        return names is None and not roles.in_backward() and len(parts) == 1 and self.layouts.has_shape(parts[0])
 
     def _audits(self, reduction: Reduction) -> bool:
         """Is it this collective's turn to have its sums compared? Half precisions only while small: their sums are slow."""
@@ -130,17 +135,17 @@ class Reductions:
         """The wire is nonfinite: whose gradients are, and were they so before the cast?"""
         if reduction.role in (Role.GRADIENT, Role.DERIVED):
             raw = self._scan.raw(reduction, parts, self._ledger.round.reduced_storages)
-            reduction.raw, reduction.narrowed = raw.found, raw.narrowed
+            reduction.raw, reduction.narrowed = (raw.found if raw.looked else None), raw.narrowed
             reduction.parameters, reduction.parameters_total = raw.names, raw.total
-            self._keep_raw(reduction, raw.names)
+            self._keep_raw(parts, raw.names)
         self._ledger.latch(Phase.WIRE, reduction.wire, reduction)
 
-    def _keep_raw(self, reduction: Reduction, names: tuple[str, ...]) -> None:
+    def _keep_raw(self, parts: list[torch.Tensor], names: tuple[str, ...]) -> None:
         """Clone nonfinite gradients now: the collective is about to write them, and a replay compares them bit by bit."""
         kept = self._ledger.round.raw_gradients
         sharded = fsdp.current()
         if sharded is not None:
-            kept.keep(zip(sharded.names, sharded.gradients, strict=True), names)
+            kept.keep(sharded.read_back(parts[0]), names)
         elif names:
             reduced = self._ledger.round.reduced_storages
             local = ((n, p.grad) for n, p in self._scan.naming.parameters() if p.grad is not None)
@@ -154,7 +159,7 @@ class Reductions:
             self._ledger.round.reduced_storages.update(
                 roles.storage_of(t) for t in reduction.outputs if not t.is_sparse
             )
-            if found is not None and reduction.op.startswith("allreduce"):
+            if found is not None and reduction.steady and reduction.op.startswith("allreduce"):
                 self._fingerprint(reduction, parts, found)
         reduction.outputs = []
         reduction.work = None
@@ -174,7 +179,7 @@ class Reductions:
             audit = Audit(
                 reduction.index, reduction.sum_in, total, found.numel, absmax, reduction.reduce_op, reduction.dtype
             )
-        self.replicas.returned(reduction, found.absmax, words, audit)
+        self.replicas.returned(reduction, l2_norm(parts, found), words, audit)
 
 
 def collective_of(reduction: Reduction) -> Collective:

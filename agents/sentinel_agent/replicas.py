@@ -38,6 +38,7 @@ class _Group:
     identity: int = 0
     fingerprint: int = 0
     squares: float = 0.0
+    foreign: int = 0
     audited: Audit | None = None
 
 
@@ -75,12 +76,16 @@ class Replicas:
                     self._reduced.discard(name)
         self._all_during = False
 
-    def issued(self, reduction: Reduction, names: tuple[str, ...] | None) -> None:
-        """A gradient collective was issued. ``names`` are its parameters, None if it cannot be told which of the group's."""
+    def issued(self, reduction: Reduction, names: tuple[str, ...] | None, *, foreign: bool = False) -> None:
+        """A gradient collective was issued. ``names`` are its parameters, None if it cannot be told which of the group's.
+
+        ``foreign``: a loop gave it a tensor that is nobody's gradient.
+        """
         size = len(reduction.ranks) or self.world_size
         group = self._groups.setdefault(reduction.group, _Group(reduction.ranks, size))
         group.identity = crc_of(_code(reduction.op, reduction.dtype, reduction.wire.numel, names), group.identity)
         group.collectives += 1
+        group.foreign += foreign
         if size == 1:
             return
         if names is None and reduction.group not in self._replicas:
@@ -134,6 +139,7 @@ class Replicas:
             identity=group.identity,
             fingerprint=group.fingerprint,
             norm=math.sqrt(group.squares),
+            foreign=group.foreign,
             audited=one.index,
             sum_in=one.sum_in,
             sum_out=one.sum_out,

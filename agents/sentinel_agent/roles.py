@@ -115,12 +115,14 @@ def role(tensors: list[torch.Tensor], who: Caller, *, backward: bool, after_back
         return Role.GRADIENT
     if who is Caller.ACTIVATION:
         return Role.SCALAR if _are_scalars(tensors) else Role.ACTIVATION
-    if after_backward and layouts.names_of(tensors) is not None:
-        return Role.GRADIENT
+    if not in_backward() and layouts.names_of(tensors) is not None:
+        return Role.GRADIENT  # even with no backward before it: then it is a stale one
     if _are_scalars(tensors):
         return Role.SCALAR
+    if who is Caller.GRADIENT_HOOK:
+        return Role.GRADIENT
     if not backward and not after_backward:
-        return Role.ACTIVATION
+        return Role.GRADIENT if layouts.holds_all(tensors) else Role.ACTIVATION
     return Role.GRADIENT if layouts.look_like_gradients(tensors) else Role.DERIVED
 
 
@@ -180,9 +182,15 @@ class Layouts:
 
     def look_like_gradients(self, tensors: list[torch.Tensor]) -> bool:
         """True if shapes match parameters one by one, or one flat tensor holds all of them."""
-        if all(t.shape in self._shapes for t in tensors):
-            return True
+        return all(t.shape in self._shapes for t in tensors) or self.holds_all(tensors)
+
+    def holds_all(self, tensors: list[torch.Tensor]) -> bool:
+        """True if this is one flat tensor as large as all gradients together."""
         return len(tensors) == 1 and tensors[0].dim() == 1 and tensors[0].numel() in self._totals
+
+    def has_shape(self, tensor: torch.Tensor) -> bool:
+        """True if some parameter has this shape."""
+        return tensor.shape in self._shapes
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -17,8 +17,19 @@ def find_roots(optimizer: torch.optim.Optimizer) -> list[nn.Module]:
 
     Empty if no module owns them, as with flat copies that a framework optimizes in their place.
     """
+    return _roots_of([p for group in optimizer.param_groups for p in group["params"]])
+
+
+def find_trained() -> list[nn.Module]:
+    """The same for every parameter that has a gradient now: a loop may use neither a wrapper nor an optimizer."""
+    owned = (vars(one).get("_parameters") for one in gc.get_objects() if issubclass(type(one), nn.Module))
+    parameters = (p for own in owned if isinstance(own, dict) for p in own.values())
+    return _roots_of([p for p in parameters if p is not None and p.grad is not None])
+
+
+def _roots_of(parameters: list[torch.Tensor]) -> list[nn.Module]:
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module) and _children(one) is not None]
-    owners = _owners(modules, optimizer)
+    owners = _owners(modules, parameters)
     parents: dict[int, list[nn.Module]] = {}
     for module in modules:
         for child in _children(module) or ():
@@ -33,8 +44,8 @@ def find_roots(optimizer: torch.optim.Optimizer) -> list[nn.Module]:
     return list(roots.values())
 
 
-def _owners(modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer) -> list[nn.Module]:
-    order = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+def _owners(modules: Iterable[nn.Module], parameters: list[torch.Tensor]) -> list[nn.Module]:
+    order = {id(p): i for i, p in enumerate(parameters)}
     first: list[tuple[int, nn.Module]] = []
     for module in modules:
         parameters = vars(module).get("_parameters")

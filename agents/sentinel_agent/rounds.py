@@ -5,6 +5,7 @@ Owns the state between two closings: collectives, evidence, losses. Sends nothin
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ class Reduction:
     work: Any = None
     sum_in: float | None = None  # taken where the result will be audited
     reduced: Check | None = None
+    steady: bool = True  # nobody can write the result before it has been looked at
     raw: Check | None = None
     narrowed: bool = False
     parameters: tuple[str, ...] = ()
@@ -45,6 +47,8 @@ class Round:
     dirty: bool = False
     synced: bool = False
     backward_ended: bool = False
+    backward_thread: int = 0  # ident of the thread whose backward is running, 0 if none
+    forwards: int = 0
     between: bool = False  # a backward has ended, and neither a forward nor a backward has begun since
     loss: float | None = None
     loss_scale: float | None = None
@@ -61,6 +65,10 @@ class Round:
     indices: Counter[str] = field(default_factory=Counter)
     checked_before: int = 0
     seconds_before: float = 0.0  # the stopwatch's reading when the round began
+
+    def backward_elsewhere(self) -> bool:
+        """Is a backward running on another thread? Callbacks of a communication hook issue collectives from gloo's threads."""
+        return self.backward_thread not in (0, threading.get_ident())
 
     def next_index(self, group: str) -> int:
         """Number of the next checked collective of ``group`` in this round."""

@@ -32,6 +32,7 @@ class Scanned:
     names: tuple[str, ...] = ()
     total: int = 0
     narrowed: bool = False
+    looked: bool = True  # False: there was nothing to look at
 
     @property
     def nonfinite(self) -> bool:
@@ -105,8 +106,11 @@ class Scan:
             for name, p in self.naming.parameters()
             if p.grad is not None and (storage_of(p.grad) not in reduced)
         ]
-        looked = _look(local)
         wire_bits = parts[0].element_size()
+        if not local:  # FSDP1 takes the gradient away before it reduces it
+            narrowed = any(wire_bits < local_part_size(p) for _, p in self.naming.parameters())
+            return Scanned(EMPTY, narrowed=narrowed, looked=False)
+        looked = _look(local)
         narrowed = any(wire_bits < local_part_size(gradient) for _, gradient in local)
         return Scanned(looked.found, looked.names, looked.total, narrowed)
 

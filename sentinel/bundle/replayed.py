@@ -1,7 +1,7 @@
 """What a replay of a bundle is asked for, and what it found: ``bundles/<id>/replay-rank-NNNNN.json``, beside the parts.
 
-Owns names and schema of request, outcome of a trial, and record. The record is no part of the committed bundle: it is written later,
-by whoever replays, and may be written again. How a verdict is reached is in ``sentinel_agent/replay/verdict.py``.
+Owns names and schema of request, outcome of a trial, and record. The record is no part of the committed bundle: it is written
+later, by whoever replays, and may be written again. How a verdict is reached is in ``sentinel_agent/replay/verdict.py``.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class GradientComparison(_Record):
 class TrialOutcome(_Record):
     """What one run of the user's script did. ``status`` other than ``replayed`` says in ``reason`` why there is no result.
 
-    ``inputs``: ``equal`` the script made the recorded forward inputs again, bit by bit; ``substituted`` it did not, so they were put
-    in; ``fed`` a DataLoader was answered with the recorded batches.
+    ``inputs``: ``equal`` the script made the recorded forward inputs again, bit by bit; ``substituted`` it did not, so they were
+    put in; ``fed`` a DataLoader was answered with the recorded batches.
     """
 
     status: Literal["replayed", "script_raised", "not_reached", "timed_out", "crashed"]

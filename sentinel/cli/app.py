@@ -24,6 +24,7 @@ from sentinel.cli.replay import replay
 from sentinel.cli.report import report
 from sentinel.cli.rules import rules_app
 from sentinel.cli.status import status
+from sentinel.cli.top import top
 from sentinel.cli.version import version
 
 # typer re-exports only this leaf of its usage errors; its parent is what every one of them derives from.
@@ -72,6 +73,7 @@ app.add_typer(rules_app, name="rules")
 app.add_typer(dashboards_app, name="dashboards")
 app.command()(replay)
 app.command()(status)
+app.command()(top)
 app.command()(coordinator)
 app.command()(doctor)
 app.command()(report)

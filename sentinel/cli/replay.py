@@ -75,6 +75,7 @@ class Progress:
         self._on = sys.stderr.isatty()
 
     def __call__(self, words: str) -> None:
+        """Show what is being tried now."""
         if self._on:
             line = f"replaying: {words} …"[:76]
             print(f"\r{line.ljust(self._shown)}", end="", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from sentinel.bundle.commit import BundleRequest, PresentPart, commit
 from sentinel.bundle.manifest import Manifest
@@ -78,17 +79,21 @@ class Actions:
         """True if the bundle's manifest is on disk and says that nothing is missing."""
         request = _request(run, command, 0.0)
         try:
-            return not Bundle.open(bundle_root(run.directory, request) / BUNDLES / request.id).partial
+            return not Bundle.open(self._root(run, request) / BUNDLES / request.id).partial
         except BundleRefused:
             return False
 
     def _start_commit(self, run: Run, command: CommitBundle, now: float) -> None:
         request = _request(run, command, now)
         self._committing += 1
-        root = bundle_root(run.directory, request)
+        root = self._root(run, request)
         self._committer.submit(
             partial(commit, root, request), lambda manifest: self._post(partial(self._committed, run, manifest))
         )
+
+    def _root(self, run: Run, request: BundleRequest) -> Path:
+        root = run.bundle_roots[request.id] = bundle_root(run.directory, request)
+        return root
 
     def _committed(self, run: Run, manifest: Manifest | None) -> None:
         self._committing -= 1

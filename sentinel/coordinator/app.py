@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -123,9 +124,15 @@ class Coordinator:
 
         return self._server.ask(take, ANSWER_SECONDS)
 
+    def _bundle_root(self, run_id: str, bundle: str) -> Path:
+        run = self._intake.runs.get(run_id)
+        own = run_directory(self.run_dir, run_id, standalone=self.settings.standalone)
+        return own if run is None else run.bundle_roots.get(bundle, own)
+
     def _versions(self) -> dict[str, str] | None:
+        written = self._writer.incidents_written
         return self._server.ask(
-            lambda: {run.run_id: run_version(run) for run in self._intake.runs.values()}, ANSWER_SECONDS
+            lambda: {run.run_id: f"{run_version(run)}.{written}" for run in self._intake.runs.values()}, ANSWER_SECONDS
         )
 
     def stop(self, timeout: float = 10.0) -> bool:
@@ -232,7 +239,7 @@ class Coordinator:
             status=self.status,
             progress=self.progress,
             versions=self._versions,
-            run_directory=lambda run_id: run_directory(self.run_dir, run_id, standalone=self.settings.standalone),
+            bundle_root=self._bundle_root,
             loop_age=lambda: time.monotonic() - self._server.beat,
             store_failing=lambda: self._writer.failing,
             uptime=lambda: time.monotonic() - self._started,

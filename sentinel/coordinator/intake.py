@@ -156,6 +156,7 @@ class Intake:
                 "reports": counts.reports,
                 "rounds_checked": counts.rounds_checked,
                 "benign_skips": counts.benign_skips,
+                "unwatched_ranks": len(counts.unwatched),
                 "bundles": run.totals.bundles,
                 "dump_bytes": run.totals.dump_bytes,
             }

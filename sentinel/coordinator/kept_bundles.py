@@ -5,7 +5,7 @@ Owns that summary. Bundles are read, and refused, by ``sentinel/bundle``; a bund
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,14 +41,14 @@ class KeptBundle:
         return sum(file.bytes for file in self.manifest.files) if self.manifest else 0
 
 
-def kept_bundles(directory: Path, incidents: Sequence[Incident]) -> list[KeptBundle]:
-    """The bundles that ``incidents`` name, newest first, each once."""
+def kept_bundles(root: Callable[[str], Path], incidents: Sequence[Incident]) -> list[KeptBundle]:
+    """The bundles that ``incidents`` name, newest first, each once. ``root`` gives the directory that a bundle's path begins at."""
     suspects: dict[str, tuple[int, ...]] = {}
     for incident in incidents:
         if incident.bundle is not None:
             suspects[incident.bundle] = suspects.get(incident.bundle, ()) + incident.suspect_ranks
     newest = list(suspects)[: -MAX_BUNDLES - 1 : -1]
-    return [_read(directory, path, suspects[path]) for path in newest]
+    return [_read(root(path.rpartition("/")[2]), path, suspects[path]) for path in newest]
 
 
 def _read(directory: Path, path: str, suspects: Sequence[int]) -> KeptBundle:

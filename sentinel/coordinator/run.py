@@ -56,6 +56,7 @@ class Run:
         self.totals = Totals()
         self.progress = Progress()
         self.ended_at = 0.0
+        self.bundle_roots: dict[str, Path] = {}  # bundle id -> the directory whose bundles/ it is in
         self.routes: dict[bytes, Route] = {}
         self.commands: deque[OpenCommand] = deque(maxlen=MAX_OPEN_COMMANDS)
         self._expected = 0

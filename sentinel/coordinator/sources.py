@@ -33,7 +33,7 @@ class Sources:
     status: Callable[[bool], tuple[RunStatus, ...] | None]
     progress: Callable[[str, int], RunProgress | None]  # run id, how many rounds; None also if there is no such run
     versions: Callable[[], Mapping[str, str] | None]
-    run_directory: Callable[[str], Path]
+    bundle_root: Callable[[str, str], Path]  # run id, bundle id -> the directory whose bundles/ it is in
     loop_age: Callable[[], float]
     store_failing: Callable[[], bool]
     uptime: Callable[[], float]

@@ -6,6 +6,7 @@ Owns what is on each page. Pages are whole without scripts; scripts of our own r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -85,7 +86,7 @@ class Views:
         if found is None:
             return self._missing(f"There is no incident {wanted}.")
         bundles = self._bundles(found.run_id, [found])
-        directory = self._sources.run_directory(found.run_id)
+        directory = self._sources.bundle_root(found.run_id, found.bundle.rpartition("/")[2] if found.bundle else "")
         return self._page("incident.html", incident=found, bundle=bundles[0] if bundles else None, directory=directory)
 
     def file(self, request: Request) -> Response:
@@ -100,7 +101,7 @@ class Views:
         return next((run for run in self._sources.status(False) or () if run.run_id == run_id), None)
 
     def _bundles(self, run_id: str, incidents: Sequence[Incident]) -> list[KeptBundle]:
-        return kept_bundles(self._sources.run_directory(run_id), incidents)
+        return kept_bundles(partial(self._sources.bundle_root, run_id), incidents)
 
     def _missing(self, text: str) -> Response:
         return self._page("missing.html", 404, text=text)

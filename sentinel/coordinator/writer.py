@@ -99,6 +99,7 @@ class StoreWriter:
         self.path = path
         self.faults: Counter[str] = Counter()
         self.failing = False  # the last commit was refused and is being tried again
+        self.incidents_written = 0  # a page that was told of a change must find it on disk
         self._synchronous: Literal["full", "normal"] = synchronous
         self._healthy_kept = healthy_kept
         self._healthy: Counter[str] = Counter()  # healthy frames in the log, by run
@@ -169,6 +170,7 @@ class StoreWriter:
             time.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
             failures += 1
         self.failing = False
+        self.incidents_written += sum(isinstance(write, PutIncident) for s in batch for write in s.writes)
         with self._wake:
             self._backlog -= sum(len(s.writes) for s in batch)
         for submission in batch:

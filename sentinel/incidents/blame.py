@@ -80,13 +80,24 @@ def wire_origins(window: RoundWindow) -> list[Evidence]:
     A rank that had already received a nonfinite result of a gradient's collective in this round only passes it on.
     """
     first: dict[int, Evidence] = {}
-    received: set[int] = set()
+    received: dict[int, list[Evidence]] = {}
     for evidence in window.gradient_evidence():
         if evidence.phase is Phase.REDUCED:
-            received.add(evidence.rank)
-        elif evidence.phase is Phase.WIRE and not raw_is_nonfinite(evidence) and evidence.rank not in received:
+            received.setdefault(evidence.rank, []).append(evidence)
+    for evidence in window.gradient_evidence():
+        passed_on = any(_is_before(result, evidence) for result in received.get(evidence.rank, ()))
+        if evidence.phase is Phase.WIRE and not raw_is_nonfinite(evidence) and not passed_on:
             first.setdefault(evidence.rank, evidence)
     return [first[rank] for rank in sorted(first) if window.gapless(first[rank])]
+
+
+def _is_before(result: Evidence, given: Evidence) -> bool:
+    """Did the result exist before the other collective was given its input? Within a group their numbers say; results are looked
+    at later than they arrive, so across groups the rank's own order is the best that is known."""
+    a, b = result.collective, given.collective
+    if a is not None and b is not None and (a.group, a.ranks) == (b.group, b.ranks):
+        return a.index < b.index
+    return result.order < given.order
 
 
 def first_reduced(window: RoundWindow, role: Role | None = None) -> Evidence | None:

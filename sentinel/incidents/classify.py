@@ -42,9 +42,11 @@ class View:
 
     @property
     def losses(self) -> list[Evidence]:
-        """Nonfinite losses; a nonfinite scalar reduction or root output stands in only where no backward followed."""
+        """Nonfinite losses; a nonfinite scalar reduction or root output stands in only where a forward had no backward."""
         found = self.window.of_phase(Phase.LOSS)
-        if found or any(c.closed_by in (ClosedBy.OPTIMIZER, ClosedBy.SCALER_SKIP) for c in self.window.closed.values()):
+        closed = self.window.closed.values()
+        stepped = any(c.closed_by in (ClosedBy.OPTIMIZER, ClosedBy.SCALER_SKIP) for c in closed)
+        if found or stepped or not any(c.forwards for c in closed):
             return found
         return [
             e

@@ -19,6 +19,7 @@ class TrackerCounts:
 
     reports: int = 0
     rounds_checked: int = 0
+    unwatched: set[int] = field(default_factory=set)  # ranks whose agent switched itself off
     windows_given_up: int = 0
     quiet: Counter[str] = field(default_factory=Counter)
     reported: dict[tuple[int, int], Counted] = field(default_factory=dict)

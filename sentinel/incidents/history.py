@@ -62,6 +62,7 @@ class History:
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     equal: dict[str, tuple[int, int]] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
+    bad_groups: set[str] = field(default_factory=set)  # whose reductions were found wrong: their weights differ for it
     drift: Drift | None = None
     unreduced: dict[int, RoundClosed] = field(default_factory=dict)
     zero_gradients: Streak = field(default_factory=Streak)

@@ -24,14 +24,19 @@ NORM_TOLERANCE = 1e-3
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
-def unequal_results(window: RoundWindow, _history: History) -> Iterator[Finding]:
+def unequal_results(window: RoundWindow, history: History) -> Iterator[Finding]:
     """Rule 9: the collectives of a group were not the same ones, or did not return the same on all its ranks."""
     for group, syncs in _by_group(window).items():
         if len(syncs) < 2 or next(iter(syncs.values())).size != len(syncs):
             continue
         identities = {rank: (s.identity, s.collectives) for rank, s in syncs.items()}
         results = {rank: s.fingerprint for rank, s in syncs.items()}
-        if len(set(identities.values())) > 1:
+        foreign = tuple(sorted(rank for rank, s in syncs.items() if s.foreign))
+        if len(set(identities.values())) > 1 and foreign and len(foreign) < len(syncs):
+            history.bad_groups.add(group)
+            yield _foreign(window, group, foreign, tuple(syncs))
+        elif len(set(identities.values())) > 1:
+            history.bad_groups.add(group)
             yield _bad_reduction(
                 window,
                 "mismatched_collectives",
@@ -40,6 +45,7 @@ def unequal_results(window: RoundWindow, _history: History) -> Iterator[Finding]
                 f"collectives of group {group} covered different parameters on different ranks",
             )
         elif len(set(results.values())) > 1 or _norms_differ(syncs.values()):
+            history.bad_groups.add(group)
             yield _bad_reduction(
                 window,
                 "unequal_results",
@@ -48,7 +54,22 @@ def unequal_results(window: RoundWindow, _history: History) -> Iterator[Finding]
                 f"the all-reduces of group {group} returned different values on different ranks",
             )
         else:
-            yield from _audit(window, group, syncs)
+            for told in _audit(window, group, syncs):
+                history.bad_groups.add(group)
+                yield told
+
+
+def _foreign(window: RoundWindow, group: str, ranks: tuple[int, ...], everyone: tuple[int, ...]) -> Finding:
+    return finding(
+        window,
+        "stale_gradient",
+        Kind.BAD_REDUCTION,
+        Stage.PRE_REDUCE,
+        ranks,
+        everyone,
+        Cause.COMMUNICATION,
+        f"{rank_list(ranks)} gave group {group} tensors that are no parameter's gradient, where the other ranks gave theirs",
+    )
 
 
 def _odd_norms(syncs: dict[int, GroupSync]) -> tuple[int, ...]:
@@ -155,6 +176,9 @@ def _differs_at_start(window: RoundWindow, prints: dict[int, int]) -> Finding:
 
 
 def _differs_since(window: RoundWindow, history: History, group: str, prints: dict[int, int]) -> Iterator[Finding]:
+    if group in history.bad_groups:
+        history.told.add(group)  # told already, as the wrong reduction that made them differ
+        return
     equal_at, equal_step = history.equal[group]
     unreduced = [c for c in history.unreduced.values() if c.round >= equal_at]
     if not unreduced:

@@ -81,7 +81,9 @@ class Roster:
                 state.state = RankCondition.DISABLED
                 self._leaves(state, state.last_round)
             case Goodbye():
-                state.state, state.said_goodbye = RankCondition.ENDED, True
+                state.said_goodbye = True
+                if state.state is not RankCondition.DISABLED:
+                    state.state = RankCondition.ENDED
                 self._leaves(state, max(report.last_round, state.last_round))
             case RoundClosed() | Evidence() | PartWritten() | Counted() | NodeEnded():
                 pass

@@ -23,7 +23,7 @@ from sentinel.incidents.model import Incident, Verdict
 from sentinel.incidents.roster import RankState, Roster
 from sentinel.incidents.scaler import ScalerHistory
 from sentinel.incidents.window import RoundWindow
-from sentinel.wire.messages import Counted, Evidence, Goodbye, Hello, PartWritten, Report, RoundClosed
+from sentinel.wire.messages import Counted, Disabled, Evidence, Goodbye, Hello, PartWritten, Report, RoundClosed
 
 JUDGE_SECONDS = 3.0
 """A round with evidence is judged with what is there once nothing has come for it for this long."""
@@ -113,6 +113,8 @@ class Tracker:
                 self._gathering.part(report, now)
             case Counted():
                 self.counts.reported[(report.node, report.rank)] = report
+            case Disabled():
+                self.counts.unwatched.add(report.rank)
             case Goodbye():
                 self._goodbyes[report.rank] = (report, now)
 
@@ -189,7 +191,7 @@ class Tracker:
         missing = window.incomplete(self.roster.concerned(window.round))
         if key in self._judged:
             return self._judge_again(key, window, missing, now)
-        self.counts.rounds_checked += 1
+        self.counts.rounds_checked += window.is_training
         self._healthy_in_a_row = 0
         history = self._history(window.attempt)
         echoed = self._book.echoed_by(window)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sentinel.wire.messages import Evidence, Phase, Role, RoundClosed
+from sentinel.wire.messages import ClosedBy, Evidence, Phase, Role, RoundClosed
 
 GRADIENT_PHASES = frozenset({Phase.RAW, Phase.WIRE, Phase.REDUCED})
 NOT_A_VALUE = frozenset({Phase.CLIP, Phase.MISUSE, Phase.EXIT})
@@ -55,6 +55,12 @@ class RoundWindow:
         self.has_evidence = True
         self.has_nonfinite = self.has_nonfinite or report.phase not in NOT_A_VALUE
         return True
+
+    @property
+    def is_training(self) -> bool:
+        """False for what is left over when processes end between two rounds, with something seen and nothing trained."""
+        ends = [c for c in self.closed.values() if c.closed_by is ClosedBy.EXIT and not (c.forwards or c.backwards)]
+        return not ends or len(ends) < len(self.closed)
 
     @property
     def whole(self) -> int:

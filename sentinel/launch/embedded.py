@@ -37,6 +37,7 @@ class Judged:
     incidents: Sequence[Incident]
     rounds_checked: int
     benign_skips: int
+    unwatched_ranks: int
 
 
 def start_coordinator(options: LaunchOptions, run_dir: Path, run_id: str, host: str | None) -> Coordinator:
@@ -74,7 +75,9 @@ def judged(run_dir: Path, run_id: str) -> Judged:
     with IncidentReader(run_dir / DATABASE) as reader:
         incidents = reader.incidents(run_id)
         counts = next((run.counts for run in reader.runs() if run.run_id == run_id), {})
-    return Judged(incidents, counts.get("rounds_checked", 0), counts.get("benign_skips", 0))
+    return Judged(
+        incidents, counts.get("rounds_checked", 0), counts.get("benign_skips", 0), counts.get("unwatched_ranks", 0)
+    )
 
 
 def _bind(options: LaunchOptions, host: str | None) -> str:

@@ -42,6 +42,7 @@ class RunOutcome:
     drained: Drained | None = None
     http: str | None = None
     elsewhere: str | None = None  # endpoint of the coordinator that has the incidents
+    unwatched_ranks: int = 0  # whose agent switched itself off
 
 
 def opening(run_id: str, run_dir: Path, http: str | None) -> str:
@@ -52,7 +53,7 @@ def opening(run_id: str, run_dir: Path, http: str | None) -> str:
 
 def closing(outcome: RunOutcome) -> list[str]:
     """The last words: a line or two for a healthy run, a paragraph per incident otherwise."""
-    return [*_found(outcome), *_losses(outcome)]
+    return [*_found(outcome), *_unwatched(outcome), *_losses(outcome)]
 
 
 def shown(path: Path) -> str:
@@ -100,6 +101,15 @@ def _healthy(outcome: RunOutcome) -> str:
     if not outcome.rounds_checked:
         return f"no incidents, but no round of training was seen either · {shown(outcome.run_dir)}"
     return f"no incidents in {plural(outcome.rounds_checked, 'round')}{skips} · {shown(outcome.run_dir)}"
+
+
+def _unwatched(outcome: RunOutcome) -> list[str]:
+    if not outcome.unwatched_ranks:
+        return []
+    ranks = plural(outcome.unwatched_ranks, "rank")
+    return [
+        f"the agent of {ranks} switched itself off: from then on training was unwatched there (see the lines above)"
+    ]
 
 
 def _paragraph(run_dir: Path, incident: Incident) -> list[str]:

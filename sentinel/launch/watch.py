@@ -238,7 +238,13 @@ def _outcome(watch: Watch, drained: Drained) -> summary.RunOutcome:
         return summary.RunOutcome(watch.run_dir, None, drained=drained, http=record.http, elsewhere=record.endpoint)
     found = judged(watch.run_dir, record.run_id)
     return summary.RunOutcome(
-        watch.run_dir, found.incidents, found.rounds_checked, found.benign_skips, drained, http=record.http
+        watch.run_dir,
+        found.incidents,
+        found.rounds_checked,
+        found.benign_skips,
+        drained,
+        http=record.http,
+        unwatched_ranks=found.unwatched_ranks,
     )
 
 

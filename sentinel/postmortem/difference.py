@@ -146,9 +146,8 @@ def _tensor(file: str, name: str, a: TensorFile, b: TensorFile) -> TensorDiffere
         return TensorDifference(file=file, name=name, relation="equal", of=of)
     bits = [np.frombuffer(content, np.uint8).reshape(max(of, 1), -1) for content in raw]
     elements = int((bits[0] != bits[1]).any(axis=1).sum())
-    return TensorDifference(
-        file=file, name=name, relation="different", elements=elements, of=of, **_in_numbers(a, b, name)
-    )
+    numbers = {} if file == RNG_FILE else _in_numbers(a, b, name)  # a generator's state is no quantity
+    return TensorDifference(file=file, name=name, relation="different", elements=elements, of=of, **numbers)
 
 
 def _in_numbers(a: TensorFile, b: TensorFile, name: str) -> dict[str, Any]:
@@ -195,6 +194,7 @@ def _worst_first(tensors: list[TensorDifference]) -> list[TensorDifference]:
         tensors,
         key=lambda t: (
             t.relation in ("only_a", "only_b"),
+            t.file == RNG_FILE,
             -(t.nonfinite_a != t.nonfinite_b),
             -(t.largest or 0.0),
             t.name,

@@ -43,10 +43,9 @@ def _blocks(record: ReplayRecord) -> Iterator[str]:
 
 
 def _headline(record: ReplayRecord) -> str:
+    said = "Reproduced" if record.reproduced else "Not reproduced"
     if record.verdict.startswith("not_replayed"):
         said = "Not replayed"
-    else:
-        said = "Reproduced" if record.reproduced else "Not reproduced"
     title = f"{said}: step {record.step} of rank {record.rank}, bundle {printable(record.bundle)}, in {record.seconds:.1f} s"
     return f"{title}\n{printable(record.cause, 40)}: {printable(record.reason, 600)}"
 

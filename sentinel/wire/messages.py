@@ -136,7 +136,8 @@ class GroupSync(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     ``ranks`` (none: the whole world) come only with the first round that uses the group. ``identity`` combines op, dtype, size
     and, where known, parameter of each collective in order. ``fingerprint`` combines the bits of the all-reduces' results that
     had their turn; ``norm`` is the L2 norm of all of them (a float sum: equal only within rounding). ``audited`` is the index of
-    the collective whose sums are in ``sum_in`` and ``sum_out`` (of its input and result), -1 for none.
+    the collective whose sums are in ``sum_in`` and ``sum_out`` (of its input and result), -1 for none. ``foreign`` counts
+    contributions of a hand-written loop that were no parameter's gradient.
     """
 
     group: str
@@ -153,6 +154,7 @@ class GroupSync(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     audited_absmax: float = 0.0
     audited_op: str = ""
     audited_dtype: str = ""
+    foreign: int = 0
 
 
 class Weights(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -192,6 +194,7 @@ class RoundClosed(_Message, frozen=True, array_like=True, tag="round", forbid_un
     buffers_nonfinite: bool | None = None
     check_seconds: float = 0.0
     backwards: int = 0
+    forwards: int = 0  # outermost ones, with gradients
     activations: int = 0
     gradient_absmax: float | None = None
     sync: tuple[GroupSync, ...] = ()

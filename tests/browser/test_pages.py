@@ -79,7 +79,7 @@ def test_a_job_name_with_markup_stays_text(
     coordinator: Coordinator, tell: Callable[..., RelayClient], visit: Any
 ) -> None:
     """A run called after a script tag is shown as that text on every page, and nothing of it runs."""
-    tell(HOSTILE, TrainingStory(2, {1: 1}), range(3))
+    tell(HOSTILE, TrainingStory(2, {6: 1}), range(9))
     seen = visit(coordinator.http_url)
     seen.page.wait_for_selector(LIVE)
     assert seen.page.text_content("td .id") == HOSTILE
@@ -176,6 +176,7 @@ def test_nothing_is_cut_off(
         TrainingStory(16, {8: 11}),
         range(12),
     )
+    wait_until(coordinator.incidents, "the incident is on disk")
     [incident] = coordinator.incidents()
     pages = ("/", f"/run?id={incident.run_id}", f"/incident?id={incident.id}")
     seen = visit("about:blank", width, theme)

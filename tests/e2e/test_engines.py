@@ -6,7 +6,7 @@ import ast
 from typing import NamedTuple
 
 import pytest
-from training_run import SCRIPTS, Case, Ran, marks
+from training_run import SCRIPTS, Case, Ran
 
 from sentinel.wire.messages import ClosedBy, RoundClosed
 
@@ -55,18 +55,6 @@ BROKEN = {
     ("a_shard_arrives_broken", 2): Fault("bad_reduction", "post_reduce", (), "reduction_induced"),
 }
 # What is not right yet, and why; each goes as soon as it is.
-KNOWN = {
-    "fsdp1": "FSDP1 takes the gradient off its flat parameter before the reduction: raw is not seen, so the cast is blamed",
-    "stale_gradient": "a reduction with no backward in its round is taken for an activation's, so its rank says nothing of it",
-    "stale_flat_gradient": "a reduction with no backward in its round is taken for an activation's, as above",
-    "contribution_of_zeros": "gradients that were there and not given are told as collectives of different parameters",
-    "order_differs": "the weights that differ because of it are told as a second incident",
-    "one_rank_receives_another_sum": "the weights that differ because of it are told as a second incident",
-}
-RACY = {
-    "low_rank_of_nan": "PowerSGD reduces from gloo's threads, outside of backward: such a reduction's role depends on the moment, "
-    "and its result is read while the hook already divides it",
-}
 TRAININGS = {"faulty.py": PLANTED, "faulty_backend.py": BROKEN}
 
 
@@ -75,11 +63,7 @@ CASES = {
     for script, trainings in TRAININGS.items()
     for (name, ranks), fault in trainings.items()
 }
-DATED = [
-    pytest.param(*one, id=name, marks=marks(name, KNOWN, RACY))
-    for name, one in CASES.items()
-    if name != "weights_changed"
-]
+DATED = [pytest.param(*one, id=name) for name, one in CASES.items() if name != "weights_changed"]
 
 
 @pytest.mark.parametrize(("case", "fault"), DATED)

@@ -85,14 +85,12 @@ def test_an_agent_that_faults_switches_itself_off(ahead: Ahead, plain: Case, ran
     assert ran.brief == []
 
 
-@pytest.mark.xfail(strict=True, reason="an agent that is off says no goodbye, and with it go its last counts")
 @pytest.mark.parametrize("case", [pytest.param(FAULT_WITHIN, id="wire")])
 def test_what_an_agent_swallowed_is_counted(ran: Ran) -> None:
     """The faults of an agent that switched itself off reach the coordinator, by name."""
     assert ran.faults == {"wire:RuntimeError": 10}, ran.said
 
 
-@pytest.mark.xfail(strict=True, reason="the last words count the rounds that were checked, not those that were not")
 @pytest.mark.parametrize("case", [pytest.param(FAULT_WITHIN, id="wire")])
 def test_the_last_words_tell_of_unwatched_ranks(ran: Ran) -> None:
     """A run whose agents were off is not called one without incidents without saying so."""

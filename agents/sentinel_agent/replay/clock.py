@@ -1,7 +1,7 @@
 """Counts rounds as the agent's ledger does, so that a replay knows when the recorded one begins and ends.
 
-Owns the count. The rule is the ledger's: a round closes at the step of an optimizer or a scaler, or, in hindsight, when gradients are
-found cleared before the next backward.
+Owns the count. The rule is the ledger's: a round closes at the step of an optimizer or a scaler, or, in hindsight, when
+gradients are found cleared before the next backward.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is odd about the recorded batch, and whether the innocent ranks' batches are odd in the same way.
 
-Owns the questions asked of a batch: nonfinite values, constant samples and channels, extreme values, empty masks, labels that are all
-ignored, duplicates. Each answer names the samples.
+Owns the questions asked of a batch: nonfinite values, constant samples, extreme values, empty masks, labels that are all ignored,
+duplicates. Each answer names the samples.
 """
 
 from __future__ import annotations

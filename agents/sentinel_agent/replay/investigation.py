@@ -42,7 +42,7 @@ class Investigation:
         )
         self._trials: list[TrialOutcome] = []
         self._cells: dict[Precision, Found] = dict.fromkeys(("same", "fp32", "bf16", "fp16"), "not_run")
-        self._peers: dict[Precision, tuple[Path, ...]] = {}
+        self._anomaly = ""
 
     def run(self) -> ReplayRecord:
         """Run every trial that is wanted and needed; the record of what was found."""
@@ -56,6 +56,10 @@ class Investigation:
             if not same.nonfinite and self._recorded_nonfinite and not self._recording.gradients:
                 together = self._with_peers("same")
             self._precisions(same, together)
+            if self._request.anomaly:
+                self._anomaly = self._try(
+                    "anomaly", "under torch's anomaly detection", traced=False, anomaly=True
+                ).anomaly
             if self._request.samples and same.nonfinite:
                 blamed = self._blame_samples(same)
         facts = Facts(
@@ -78,7 +82,7 @@ class Investigation:
 
     def _try(self, name: str, words: str, **changes: object) -> TrialOutcome:
         self._progress(words)
-        trial = replace(self._plain, name=name, anomaly=self._request.anomaly and name == "same", **changes)  # type: ignore[arg-type]
+        trial = replace(self._plain, name=name, **changes)  # type: ignore[arg-type]
         outcome = run_trial(self._recording, trial, self._scratch)
         self._trials.append(outcome)
         return outcome
@@ -106,9 +110,7 @@ class Investigation:
             name = f"peer-{precision}-{rank}"
             path = self._scratch / name / "contributions.safetensors"
             self._progress(f"rank {rank}'s contribution" + ("" if precision == "same" else f" in {precision}"))
-            trial = replace(
-                self._plain, name=name, rank=rank, precision=precision, contributions=path
-            )
+            trial = replace(self._plain, name=name, rank=rank, precision=precision, contributions=path)
             outcome = run_trial(Recording(self._bundle, rank), trial, self._scratch)
             if outcome.status == "replayed" and path.exists():
                 peers.append(path)
@@ -160,7 +162,7 @@ class Investigation:
             batch=inspect_batch(self._bundle, self._recording),
             trials=tuple(self._trials),
             diverted=facts.same.diverted,
-            notes=facts.same.notes,
+            notes=(*facts.same.notes, *([f"anomaly detection: {self._anomaly}"] if self._anomaly else [])),
             seconds=round(seconds, 2),
             replayed_at=time.time(),
         )

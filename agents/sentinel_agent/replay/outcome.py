@@ -18,7 +18,7 @@ MAX_OTHER_OPS = 4
 
 def outcome_of(session: Session, diverted: tuple[str, ...]) -> TrialOutcome:
     """What the recorded round did this time."""
-    sinks, recording = session.sinks, session.recording
+    sinks = session.sinks
     sink, _ = sinks.first
     events = [event for event in sinks.causes if not event.is_constant] or list(sinks.causes)
     ops = [_with_batch(event, session) for event in events[: 1 + MAX_OTHER_OPS]]

@@ -6,6 +6,7 @@ Owns which files are the user's. Torch, the standard library and this package ar
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -66,13 +67,13 @@ def place() -> Place | None:
     if not frames:
         return None
     stack = tuple(f"{Path(f.f_code.co_filename).name}:{f.f_lineno}" for f in frames[:MAX_STACK])
-    return Place(frames[0].f_code.co_filename, frames[0].f_lineno, stack)
+    return Place(os.path.abspath(frames[0].f_code.co_filename), frames[0].f_lineno, stack)  # noqa: PTH100
 
 
 def quick_place() -> tuple[str, int] | None:
     """File and number of the innermost line of the user's code: for every op of a forward, so nothing more."""
     for frame in user_frames(sys._getframe(1)):
-        return frame.f_code.co_filename, frame.f_lineno
+        return os.path.abspath(frame.f_code.co_filename), frame.f_lineno  # noqa: PTH100
     return None
 
 

@@ -1,7 +1,7 @@
 """Builds a recorded micro-batch again, as the user had nested it.
 
-Owns the inverse of ``structure.py``. Classes are only looked up among modules that the script has imported by itself: a bundle names
-them, and a name in a bundle must not be able to import anything.
+Owns the inverse of ``structure.py``. Classes are only looked up among modules that the script has imported by itself: a bundle
+names them, and a name in a bundle must not be able to import anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The process of one trial: takes on the recorded rank's identity, runs the user's script, and ends with an outcome.
 
-Owns the set-up and the ways a run can end. What a script raises is an outcome here, never an error of ours; this is the only place of
-the replay that catches everything.
+Owns the set-up and the ways a run can end. What a script raises is an outcome here, never an error of ours; this is the only
+place of the replay that catches everything.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from sentinel_agent.environment import assume
 from sentinel_agent.replay import hooks, sharding
 from sentinel_agent.replay.contributions import write_contributions
 from sentinel_agent.replay.outcome import outcome_of, write_outcome
+from sentinel_agent.replay.places import is_users
 from sentinel_agent.replay.rebuild import rebuild
 from sentinel_agent.replay.recording import Recording
 from sentinel_agent.replay.sandbox import TRACKERS_OFF, Sandbox
@@ -42,6 +44,7 @@ class Runner:
         self._began = time.perf_counter()
         self._sandbox = Sandbox(scratch)
         self._session = Session(recording, trial, self._finished)
+        self._forward_lines: list[str] = []
 
     def run(self) -> NoReturn:
         """Never returns: the process ends with its outcome written."""
@@ -61,6 +64,8 @@ class Runner:
         if Path(where.cwd).is_dir():
             os.chdir(where.cwd)
         sys.argv = [self._trial.script or where.argv[0], *where.argv[1:]]
+        if self._trial.anomaly:
+            warnings.showwarning = self._warned  # type: ignore[assignment]
         hooks.install(self._session)
         sharding.install(self._session)
         self._sandbox.install()
@@ -93,6 +98,11 @@ class Runner:
                 loss.backward()  # type: ignore[no-untyped-call]
         session.stop("the entry function returned")
 
+    def _warned(self, message: Warning | str, *_: Any) -> None:
+        """Anomaly detection tells the forward's lines in a warning."""
+        lines = [line.strip() for line in str(message).splitlines() if line.strip().startswith("File ")]
+        self._forward_lines += [f"forward at {line}" for line in lines if is_users(line.split('"')[1])][-1:]
+
     def _ended(self, how: str) -> NoReturn:
         if self._session.live:
             self._session.stop(how)
@@ -102,6 +112,9 @@ class Runner:
     def _raised(self, error: BaseException) -> NoReturn:
         text = " ".join(str(error).split())[:300]
         said = f"{type(error).__name__}: {text}" + _where(error)
+        if self._trial.anomaly and self._session.live:
+            anomaly = "; ".join([said, *self._forward_lines])
+            self._leave(TrialOutcome(status="replayed", nonfinite=True, sink="anomaly", anomaly=anomaly))
         if self._session.live and self._session.sinks.nonfinite:
             self._session.stop(f"the script raised {said}")
         self._leave(TrialOutcome(status="script_raised", reason=said, precision=self._trial.precision))
@@ -121,8 +134,6 @@ class Runner:
 
 def _where(error: BaseException) -> str:
     """The line of the user's code that raised."""
-    from sentinel_agent.replay.places import is_users
-
     trace, found = error.__traceback__, ""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename

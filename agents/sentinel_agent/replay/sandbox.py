@@ -1,7 +1,8 @@
 """Turns aside whatever a replayed script would write outside of the replay's scratch directory, and lists it.
 
-Owns what counts as a write and where it goes instead: checkpoints of torch, DCP and safetensors are left out, files opened for writing
-land in the scratch directory, renames and removals do nothing. What slips past that is refused by an audit hook. Reads are free.
+Owns what counts as a write and where it goes instead: checkpoints of torch, DCP and safetensors are left out, files opened for
+writing land in the scratch directory, renames and removals do nothing. What slips past that is refused by an audit hook. Reads
+are free.
 """
 
 from __future__ import annotations
@@ -140,7 +141,9 @@ class Sandbox:
     def _change(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def change(*args: Any, **kwargs: Any) -> Any:
             paths = [full for path in args[:2] if (full := self.outside(path)) is not None]
-            if not paths or (name in ("truncate", "chmod", "utime", "mkdir", "rmtree") and self.outside(args[0]) is None):
+            if not paths or (
+                name in ("truncate", "chmod", "utime", "mkdir", "rmtree") and self.outside(args[0]) is None
+            ):
                 return original(*args, **kwargs)
             self.note(f"{name}:", paths[-1])
             return None

@@ -73,7 +73,7 @@ def choose_rank(bundle: Bundle) -> int:
 
 
 def _preload(script: Path) -> None:
-    """Import here, once, what torch imports late and the installed packages that the script imports: every trial would otherwise."""
+    """Import here, once, what every trial would import: what torch imports late, and the script's installed packages."""
     for name in (*_LATE, *list(_imports(script))[:_PRELOADED_AT_MOST]):
         try:
             if name in sys.modules or not _is_installed(name):

@@ -1,7 +1,7 @@
 """One replay in one process: runs the user's loop up to the recorded round, that round for real, and stops at its end.
 
-Owns the phases. The script first runs *forward* (its own loop, with nothing computed that the recorded state does not replace), then
-*live* (the recorded round, traced), and the process ends with the outcome. Patches that feed it are in ``hooks.py``.
+Owns the phases. The script first runs *forward* (its own loop, with nothing computed that the recorded state does not
+replace), then *live* (the recorded round, traced), and the process ends with the outcome. The patches are in ``hooks.py``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Phase(Enum):
 class Unguarded(Health):
     """In a replay there is no training to keep safe: a fault of ours is to be seen."""
 
-    def guarded(self, site: str, function: Callable[P, R]) -> Callable[P, R | None]:
+    def guarded(self, site: str, function: Callable[P, R], *, even_off: bool = False) -> Callable[P, R | None]:
         """``function`` itself."""
         return function
 

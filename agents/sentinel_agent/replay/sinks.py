@@ -22,7 +22,6 @@ from sentinel_agent.replay.world import Contributions
 from sentinel_agent.roles import storage_of
 from sentinel_agent.taps.wire import Call
 
-
 MAX_KEPT: Final = 16  # states of one gradient that are compared with the recorded one
 
 

@@ -1,7 +1,7 @@
 """Follows every op of one step and remembers where nonfinite values came in.
 
-Owns what an op's result is blamed on. Blame follows what was computed from what: a mask's -inf that a softmax absorbs, or a dead branch,
-taints nothing that reaches the loss. What is asked of it (who is to blame for this tensor?) is ``session.py``'s business.
+Owns what an op's result is blamed on. Blame follows what was computed from what: a mask's -inf that a softmax absorbs, or a dead
+branch, taints nothing that reaches the loss. Which tensors are asked about is ``sinks.py``'s business.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from sentinel.bundle.replayed import BadOp, OperandStatistics
 from sentinel_agent.replay.operands import bad_rows, describe, describe_all, has_nan, is_finite, tensors_in
 from sentinel_agent.replay.places import ModuleStack, Place, place, place_inside_backward, quick_place
-from sentinel_agent.replay.taint import Causes, Event, Taint, merged, strongest
+from sentinel_agent.replay.taint import Causes, Event, Taint, merged, storage, strongest
 
 # fmt: off
 VIEWS: Final = frozenset({
@@ -178,7 +178,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         causes = self.taint.of(tensor)
         if causes:
             return causes
-        what = self.taint.name_of(tensor) or "a tensor made before the step"
+        name = self.taint.name_of(tensor)
+        if name is None and tensor.dim() == 0:  # a number that the user wrote, such as in ``x[mask] = float("inf")``
+            constant = BadOp(
+                op="constant", kind="constant", phase=_phase(), inputs=(describe(tensor),), **self._where(tensor)
+            )
+            return (self._event(constant),)
+        what = name or "a tensor made before the step"
         found = BadOp(
             op="arrived", kind="arrived", phase=_phase(), what=what, inputs=(describe(tensor),), **self._where(tensor)
         )
@@ -209,7 +215,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _result_causes(self, call: _Call, output: Tensor) -> Causes:
         call_bad = call.bad
         if not call_bad:  # cheap look-ups found nothing: read the inputs, now that it matters
-            call_bad = [t for t in call.inputs if not any(t is w for w in call.written) and not is_finite(t)]
+            place = storage(output)
+            call_bad = [t for t in call.inputs if storage(t) != place and not is_finite(t)]
             if call_bad:
                 call.causes = merged(self._causes(tensor) for tensor in call_bad)
                 call.infinite_only = not any(has_nan(tensor) for tensor in call_bad)
@@ -232,7 +239,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = BadOp(
             op=call.name,
             kind=kind,
-            phase=_phase(),
+            phase="reduction" if call.name.startswith(("c10d.", "_c10d_functional.")) else _phase(),
             inputs=inputs,
             outputs=(describe(output),),
             **self._where(output),
@@ -286,6 +293,10 @@ def _covers(output: Tensor) -> bool:
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
     """Arguments that the op writes, and those among them whose old contents it does not read."""
     schema = getattr(func, "_schema", None)
+    if (
+        str(func).startswith("c10d.") and args
+    ):  # collectives write their first argument, which their schema does not say
+        return list(tensors_in((args[0],))), []
     if schema is None or not schema.is_mutable:
         return [], []
     written: list[Tensor] = []

@@ -1,7 +1,7 @@
 """The world a replay believes in: a process group of the recorded size that is one process, with nobody to wait for.
 
-Owns the fake group and what collectives give: a reduction leaves this rank's own contribution, with those of other ranks added where
-a replay of them has left theirs. Nothing leaves the process.
+Owns the fake group and what collectives give: a reduction leaves this rank's own contribution, with those of other ranks added
+where a replay of them has left theirs. Nothing leaves the process.
 """
 
 from __future__ import annotations

@@ -29,13 +29,14 @@ class Unsharded:
     """The gradients of one FSDP parameter group that are being reduced on this thread.
 
     ``raw`` holds one finding per gradient if the wire's dtype differs from theirs, else None (the wire shows them as they are).
-    ``widths`` are the columns of each parameter in a row of the reduce buffer.
+    ``widths`` are the columns of each parameter in a row of the reduce buffer. The gradients themselves are not held: FSDP frees
+    them as soon as they are copied into that buffer, and so they are read back from it.
     """
 
     names: tuple[str, ...]
     widths: tuple[int, ...]
     raw: tuple[Check | None, ...] | None
-    gradients: tuple[torch.Tensor, ...] = ()
+    shapes: tuple[torch.Size, ...] = ()
 
     def nonfinite_columns(self, wire: torch.Tensor) -> Iterator[str]:
         """Names of the parameters whose columns of the flat reduce buffer hold something nonfinite."""
@@ -46,6 +47,18 @@ class Unsharded:
         for name, columns in zip(self.names, self.widths, strict=True):
             if columns and check_one(rows[:, start : start + columns]).nonfinite:
                 yield name
+            start += columns
+
+    def read_back(self, wire: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, gradient) from the flat reduce buffer, padding cut off; nothing where a cast has changed them."""
+        width = sum(self.widths)
+        if self.raw is not None or width == 0 or wire.numel() % width:
+            return
+        start, rows = 0, wire.view(-1, width)
+        for name, columns, shape in zip(self.names, self.widths, self.shapes, strict=True):
+            if columns and shape.numel():
+                padded = rows[:, start : start + columns].reshape(-1, *shape[1:]) if shape else rows[:1, start]
+                yield name, padded[: shape[0]] if shape else padded.reshape(())
             start += columns
 
 
@@ -95,7 +108,7 @@ def _look(params: Any, gradients: list[torch.Tensor], group: Any, reduce_dtype: 
     widths = tuple(_width(gradient, world) for gradient in gradients)
     cast = reduce_dtype is not None and any(gradient.dtype != reduce_dtype for gradient in gradients)
     raw = tuple(_check(gradient) for gradient in gradients) if cast else None
-    return Unsharded(names, widths, raw, tuple(gradients))
+    return Unsharded(names, widths, raw, tuple(gradient.shape for gradient in gradients))
 
 
 def _check(gradient: torch.Tensor) -> Check | None:

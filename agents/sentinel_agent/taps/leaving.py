@@ -32,7 +32,7 @@ def install(
     wrap(sys, "exit", lambda original: _exit(original, "sys.exit", look))
     wrap(builtins, "exit", lambda original: _exit(original, "exit", look))
     wrap(builtins, "quit", lambda original: _exit(original, "quit", look))
-    exits = health.guarded("exit", on_exit)
+    exits = health.guarded("exit", on_exit, even_off=True)
     last_look = health.guarded("leaving", lambda: _look_at_script(on_loss, on_leaving))
     _at_exit.append(lambda: (last_look(), exits()))
     atexit.register(_at_exit[-1])
@@ -55,10 +55,15 @@ def _excepthook(original: Callable[..., Any], look: Callable[..., Any]) -> Calla
 def _exit(original: Callable[..., Any], name: str, look: Callable[..., Any]) -> Callable[..., Any]:
     def leave(*args: Any) -> Any:
         frame = sys._getframe(1)
-        look(lambda: list(_callers(frame)), lambda: f"{name}({args[0] if args else ''})"[:150])
+        look(lambda: list(_callers(frame)), lambda: "" if _is_success(args) else f"{name}({args[0]})"[:150])
         return original(*args)
 
     return leave
+
+
+def _is_success(args: tuple[Any, ...]) -> bool:
+    """``sys.exit()``, ``sys.exit(0)``: how a healthy main ends."""
+    return not args or args[0] is None or args[0] == 0
 
 
 def _frames_of(traceback: TracebackType | None) -> Iterator[FrameType]:
@@ -79,9 +84,9 @@ def _look(
     frames: list[FrameType], note: str, on_loss: Callable[[float], object], on_leaving: Callable[[str], None]
 ) -> None:
     value = next((v for frame in frames for v in _nonfinite_losses(frame)), None)
-    if value is not None:
-        on_loss(value)
-    on_leaving(note)
+    told = value is not None and on_loss(value)
+    if note or told:
+        on_leaving(note or "the script ended with a nonfinite loss")
 
 
 def _look_at_script(on_loss: Callable[[float], object], on_leaving: Callable[[str], None]) -> None:

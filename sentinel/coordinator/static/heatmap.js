@@ -170,13 +170,13 @@ export class HeatMap {
 // Rows of the table that says the same in words: rounds in which anything but a clean step was seen.
 export function unusual(answer) {
   const found = [];
-  for (const round of answer.rounds) {
+  for (const round of [...answer.rounds].reverse()) {
     for (const digit of ["4", "3", "2"]) {
       const rows = [...round.blocks].flatMap((seen, row) => (seen === digit ? [row] : []));
       if (rows.length) found.push([round.step, round.round, answer.legend[digit], ranges(rows, answer)]);
     }
   }
-  return found.reverse().slice(0, 100);
+  return found.slice(0, 100);
 }
 
 function ranges(rows, answer) {

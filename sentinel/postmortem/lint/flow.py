@@ -1,29 +1,31 @@
-"""Where values come from and what protects them: names followed to their binding, guards against zero, conditions around code.
+"""Where values come from: names followed to what they were last bound to, reshapes and casts looked through.
 
-Owns the little data flow that rules need, inside one function (or a script's top level). Where it cannot tell it says "guarded":
-a linter that cries wolf is switched off.
+Owns the little data flow that rules need, inside one function (or a script's top level). What protects a value is ``guards.py``'s.
 """
 
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator
 
 from sentinel.postmortem.lint.arguments import may_be_zero
-from sentinel.postmortem.lint.expressions import CLAMPS, SHAPES, is_epsilon, number, operation
-from sentinel.postmortem.lint.source import Scope, Source, dotted
+from sentinel.postmortem.lint.expressions import SHAPES, operation
+from sentinel.postmortem.lint.source import Scope, Source
 
 DEPTH = 6
-_REPAIRS = frozenset({"clamp_", "clamp_min_", "clip_", "add_", "masked_fill_", "fill_", "nan_to_num_", "index_fill_"})
-_SPREADING = frozenset({"sum", "mean", "sqrt", "norm", "prod"})
+
+Place = tuple[int, int]  # line and column
 
 
 def binding(source: Source, name: ast.Name) -> ast.expr | None:
     """The expression last bound to ``name`` before its use, in its function or at the top level; None if that is not known."""
     for scope in (source.scope(name), source.tree):
-        before = [value for at, value in _bindings(source, scope, name.id) if at < _start(name)]
+        found = source.once("bindings", scope, lambda scope=scope: _bindings(source, scope)).get(name.id, [])
+        before = bisect_left(found, (name.lineno, name.col_offset), key=lambda one: one[0])
         if before:
-            return before[-1]
+            return found[before - 1][1]
         if _is_parameter(scope, name.id):
             return None
     return None
@@ -67,80 +69,17 @@ def derivation(source: Source, node: ast.AST, depth: int = DEPTH) -> Iterator[as
                 yield from derivation(source, bound, depth - 1)
 
 
-def is_guarded(source: Source, node: ast.expr | None, depth: int = DEPTH) -> bool:
-    """True if the value cannot be zero as written (an epsilon added, a clamp), or was tested or repaired nearby."""
-    if node is None or depth == 0:
-        return True
-    if is_tested(source, node):
-        return True
-    if isinstance(node, ast.Name):
-        bound = binding(source, node)
-        return _is_repaired(source, node) or (bound is not None and is_guarded(source, bound, depth - 1))
-    if isinstance(node, ast.BinOp):
-        return _is_guarded_arithmetic(source, node, depth)
-    if isinstance(node, ast.IfExp | ast.BoolOp):
-        return True
-    if isinstance(node, ast.Subscript):
-        return is_guarded(source, node.value, depth - 1)
-    return _is_guarded_call(source, node, depth)
-
-
-def is_tested(source: Source, node: ast.expr) -> bool:
-    """True if a condition in the same function looks at this value (``if mask.any():`` for ``mask.sum()``)."""
-    watched = {ast.dump(one) for one in (node, *_subjects(source, node)) if not isinstance(one, ast.Constant)}
-    for test in _tests(source, source.scope(node)):
-        for part in ast.walk(test):
-            if isinstance(part, ast.expr) and (
-                ast.dump(part) in watched or ast.dump(resolve(source, part) or part) in watched
-            ):
-                return True
-    return False
-
-
-def is_bounded(source: Source, node: ast.expr | None) -> bool:
-    """True for an exponent that is (most likely) at most 0: a maximum was subtracted, it is negative, or it was clamped."""
-    inner = resolve(source, node)
-    if isinstance(inner, ast.BinOp):
-        scales = isinstance(inner.op, ast.Mult | ast.Div)
-        return isinstance(inner.op, ast.Sub) or (scales and any(_is_low(source, s) for s in (inner.left, inner.right)))
-    if inner is None or (isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub)):
-        return True
-    found = operation(source, inner)
-    return found is not None and found.name in ("clamp", "clip", "minimum", "log_softmax")
-
-
-def _is_low(source: Source, node: ast.expr) -> bool:
-    """A factor that makes a product negative or small: a negative number, or something bounded itself."""
-    return (number(node) or 0) < 0 or (isinstance(node, ast.BinOp | ast.UnaryOp) and is_bounded(source, node))
-
-
-def without_gradient(source: Source, node: ast.AST) -> bool:
-    """True inside ``torch.no_grad()`` and the like, and in files of optimizers: nothing flows back through the code there."""
-    if any(dotted(base).endswith("Optimizer") for one in source.every(ast.ClassDef) for base in one.bases):
-        return True
-    for outer in source.parents(node):
-        marks: list[ast.expr] = []
-        if isinstance(outer, ast.With | ast.AsyncWith):
-            marks = [item.context_expr for item in outer.items]
-        elif isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
-            marks = outer.decorator_list
-        names = (dotted(mark.func if isinstance(mark, ast.Call) else mark) for mark in marks)
-        if any(name.rpartition(".")[2] in ("no_grad", "inference_mode") for name in names):
-            return True
-    return False
-
-
-def _bindings(source: Source, scope: Scope, name: str) -> Iterator[tuple[tuple[int, int], ast.expr]]:
+def _bindings(source: Source, scope: Scope) -> dict[str, list[tuple[Place, ast.expr]]]:
+    """Of every name bound in ``scope`` what it was bound to, with the place where that expression ends, in order."""
+    found: dict[str, list[tuple[Place, ast.expr]]] = defaultdict(list)
     for node in source.inside(scope, ast.Assign, ast.AnnAssign, ast.NamedExpr):
-        if isinstance(node, ast.Assign):
-            pairs = [pair for target in node.targets for pair in _pairs(target, node.value)]
-        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-            pairs = [(node.target, node.value)]
-        else:
+        if node.value is None:
             continue
-        for target, value in pairs:
-            if isinstance(target, ast.Name) and target.id == name:
-                yield (value.end_lineno or value.lineno, value.end_col_offset or 0), value
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target, value in (pair for target in targets for pair in _pairs(target, node.value)):
+            if isinstance(target, ast.Name):
+                found[target.id].append(((value.end_lineno or value.lineno, value.end_col_offset or 0), value))
+    return {name: sorted(bound, key=lambda one: one[0]) for name, bound in found.items()}
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -152,87 +91,8 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.ex
         yield target, value
 
 
-def _start(node: ast.expr) -> tuple[int, int]:
-    return (node.lineno, node.col_offset)
-
-
 def _is_parameter(scope: Scope, name: str) -> bool:
     if isinstance(scope, ast.Module):
         return False
     arguments = scope.args
     return name in {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-
-
-def _is_repaired(source: Source, name: ast.Name) -> bool:
-    """``std[std == 0] = 1``, ``std.clamp_(min=…)``, ``std += eps`` anywhere in the function."""
-    scope = source.scope(name)
-    target: ast.expr | None
-    for node in source.inside(scope, ast.Assign, ast.AugAssign, ast.Call):
-        if isinstance(node, ast.Call):
-            repairs = isinstance(node.func, ast.Attribute) and node.func.attr in _REPAIRS
-            target = node.func.value if repairs and isinstance(node.func, ast.Attribute) else None
-        elif isinstance(node, ast.AugAssign):
-            target = node.target
-        else:
-            first = node.targets[0] if isinstance(node, ast.Assign) else None
-            target = first.value if isinstance(first, ast.Subscript) else None
-        if isinstance(target, ast.Name) and target.id == name.id:
-            return True
-    return False
-
-
-def _is_guarded_arithmetic(source: Source, node: ast.BinOp, depth: int) -> bool:
-    if isinstance(node.op, ast.Add) and any(_protects(source, side) for side in (node.left, node.right)):
-        return True
-    if isinstance(node.op, ast.Add | ast.Mult | ast.Div | ast.Pow):
-        return any(
-            is_guarded(source, side, depth - 1)
-            for side in (node.left, node.right)
-            if not isinstance(side, ast.Constant)
-        )
-    return False
-
-
-def _protects(source: Source, added: ast.expr) -> bool:
-    """An epsilon that is not known to be zero."""
-    value = resolve(source, added)
-    return is_epsilon(added) and not (value is not None and may_be_zero(source, value))
-
-
-def _is_guarded_call(source: Source, node: ast.expr, depth: int) -> bool:
-    if isinstance(node, ast.Call) and dotted(node.func) == "max" and len(node.args) > 1:
-        return True
-    op = operation(source, node)
-    if op is None:
-        return False
-    if op.name in CLAMPS or (op.name == "max" and op.arguments) or (op.name == "add" and op.arguments):
-        return True
-    if op.name in SHAPES or op.name in _SPREADING:
-        return op.subject is not None and is_guarded(source, op.subject, depth - 1)
-    return False
-
-
-def _subjects(source: Source, node: ast.expr) -> Iterator[ast.expr]:
-    """``mask`` of ``mask.float().sum()``: what a test would look at instead of the value itself."""
-    op = operation(source, node)
-    while op is not None and op.subject is not None:
-        yield op.subject
-        op = operation(source, op.subject)
-
-
-def _tests(source: Source, scope: Scope) -> Iterator[ast.expr]:
-    for node in source.inside(scope, ast.If, ast.IfExp, ast.While, ast.Assert):
-        yield from _comparing(node.test)
-
-
-def _comparing(test: ast.expr) -> Iterator[ast.expr]:
-    """The parts of a condition that look at a value, not only at whether it is there (``is not None``, ``if mask:``)."""
-    if isinstance(test, ast.BoolOp):
-        for part in test.values:
-            yield from _comparing(part)
-    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        yield from _comparing(test.operand)
-    elif (isinstance(test, ast.Compare) and not any(isinstance(op, ast.Is | ast.IsNot) for op in test.ops)) or (
-        isinstance(test, ast.Call) and dotted(test.func) not in ("isinstance", "hasattr", "callable")
-    ):
-        yield test

@@ -1,7 +1,7 @@
 """One source file as rules see it: syntax tree with parents, imports resolved, and which findings its author silenced.
 
-Owns reading, and names. What expressions mean is ``expressions.py``'s, where values come from ``flow.py``'s. Nothing is imported
-or executed.
+Owns reading, and imported names. What expressions mean is ``expressions.py``'s, where values come from ``flow.py``'s. Nothing is
+imported or executed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import re
 import tokenize
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 A = TypeVar("A", bound=ast.AST)
 B = TypeVar("B", bound=ast.AST)
 C = TypeVar("C", bound=ast.AST)
+T = TypeVar("T")
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
 _IGNORE = re.compile(r"#\s*sentinel:\s*ignore(?:\[([\w\s,\-]*)\])?")
@@ -46,6 +47,7 @@ class Source:
         self._nodes: dict[type[ast.AST], list[tuple[int, ast.AST]]] = defaultdict(list)
         self._scoped: dict[tuple[ast.AST, type[ast.AST]], list[tuple[int, ast.AST]]] = defaultdict(list)
         self._parents: dict[ast.AST, ast.AST] = {}
+        self._answers: dict[tuple[str, ast.AST], object] = {}
         self._index()
 
     def _index(self) -> None:
@@ -75,6 +77,12 @@ class Source:
     def inside(self, scope: Scope, *kinds: type[ast.AST]) -> list[Any]:
         """Nodes of these kinds that belong to ``scope`` itself, not to a function inside it, in the order of the text."""
         return _in_order([self._scoped[scope, kind] for kind in kinds if (scope, kind) in self._scoped])
+
+    def once(self, what: str, scope: Scope, make: Callable[[], T]) -> T:
+        """The answer to a question about a function, worked out the first time it is asked."""
+        if (what, scope) not in self._answers:
+            self._answers[what, scope] = make()
+        return cast("T", self._answers[what, scope])
 
     def parents(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes around ``node``, innermost first."""

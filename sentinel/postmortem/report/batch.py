@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.bundle.manifest import BATCHES_FILE, BatchEntry, PartHeader, SampleFinding
+from sentinel.bundle.manifest import BATCHES_FILE, BatchEntry, PartHeader
 from sentinel.bundle.reader import Bundle, BundleRefused
 from sentinel.bundle.tensors import TensorFile
 from sentinel.postmortem.report.images import data_uri, picture
@@ -68,7 +68,15 @@ class BatchView:
     left_out: int = 0
 
 
-def batch_view(bundle: Bundle, header: PartHeader, suspect: bool) -> BatchView:
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """Samples that a replay found guilty, in batches of ``size``."""
+
+    samples: tuple[int, ...]
+    size: int
+
+
+def batch_view(bundle: Bundle, header: PartHeader, suspect: bool, proven: Proven | None = None) -> BatchView:
     """The batches of the part's own round."""
     entries = {f"b{entry.index}": entry for entry in header.batches if entry.round == header.round}
     try:
@@ -77,16 +85,21 @@ def batch_view(bundle: Bundle, header: PartHeader, suspect: bool) -> BatchView:
         file = None
     names = [name for name in (file.names if file else ()) if name.partition(".")[0] in entries]
     names.sort(key=lambda n: (not _odd_samples(header, n), int(n.partition(".")[0][1:]), n))
-    views = tuple(_view(file, name, entries, header) for name in names[:TENSORS_SHOWN] if file is not None)
+    shown = names[:TENSORS_SHOWN] if file is not None else []
+    views = tuple(_view(file, name, entries, _odd_samples(header, name), proven) for name in shown if file is not None)
     sentences = tuple(sample_sentences(header))
     return BatchView(header.rank, suspect, sentences, views, max(len(names) - TENSORS_SHOWN, 0))
 
 
-def _odd_samples(header: PartHeader, name: str) -> dict[int, SampleFinding]:
-    return {f.sample: f for f in header.sample_findings if f.tensor == name}
+def _odd_samples(header: PartHeader, name: str) -> dict[int, str]:
+    """What is odd about single samples of a tensor, in words."""
+    own = (f for f in header.sample_findings if f.tensor == name)
+    return {f.sample: f"{f.what}: {f.detail}" if f.detail else f.what for f in own}
 
 
-def _view(file: TensorFile, name: str, entries: dict[str, BatchEntry], header: PartHeader) -> TensorView:
+def _view(
+    file: TensorFile, name: str, entries: dict[str, BatchEntry], odd: dict[int, str], proven: Proven | None
+) -> TensorView:
     entry = file.entry(name)
     if entry.bytes > MAX_TENSOR_BYTES:
         return TensorView(name, entry.dtype, entry.shape, problem=f"{entry.bytes >> 20} MiB, too large to draw")
@@ -100,7 +113,8 @@ def _view(file: TensorFile, name: str, entries: dict[str, BatchEntry], header: P
         )
     form = _form(array)
     low, high = statistics.minimum, statistics.maximum
-    odd = _odd_samples(header, name)
+    if proven is not None and entry.shape[:1] == (proven.size,):
+        odd = {**dict.fromkeys(proven.samples, "guilty: by replay"), **odd}
     limit = LABELS_SHOWN if form == "labels" else SAMPLES_SHOWN
     shown = _chosen(array.shape[0], odd, limit) if form != "numbers" else []
     indices = entries[name.partition(".")[0]].sample_indices
@@ -139,7 +153,7 @@ def _picture_axes(array: NDArray[Any]) -> str | None:
     return "hwc" if shape[3] in (1, 3, 4) and min(shape[1:3]) >= 4 else None
 
 
-def _chosen(total: int, odd: dict[int, SampleFinding], limit: int) -> list[int]:
+def _chosen(total: int, odd: dict[int, str], limit: int) -> list[int]:
     """Odd samples, and the first others, in their order."""
     chosen = sorted(i for i in odd if i < total)[:limit]
     others = [i for i in range(min(total, 2 * limit)) if i not in odd]
@@ -149,16 +163,15 @@ def _chosen(total: int, odd: dict[int, SampleFinding], limit: int) -> list[int]:
 def _samples(
     array: NDArray[Any],
     shown: list[int],
-    odd: dict[int, SampleFinding],
+    odd: dict[int, str],
     indices: tuple[int, ...] | None,
     form: str,
     span: tuple[float, float],
 ) -> Iterator[SampleView]:
     axes = _picture_axes(array) if form == "images" else None
     for index in shown:
-        found = odd.get(index)
         place = indices[index] if indices and index < len(indices) else None
-        said = f"{found.what}: {found.detail}" if found and found.detail else found.what if found else ""
+        said = odd.get(index, "")
         if form in ("tokens", "labels"):
             ids = np.atleast_1d(array[index]).ravel()
             yield SampleView(

@@ -18,7 +18,7 @@ from sentinel.bundle.replayed import ReplayRecord, is_replay_file
 from sentinel.incidents.events import Event
 from sentinel.incidents.model import Incident
 from sentinel.postmortem.lint.finding import Finding
-from sentinel.postmortem.report.batch import BatchView, batch_view
+from sentinel.postmortem.report.batch import BatchView, Proven, batch_view
 from sentinel.postmortem.report.matrix import Matrix, matrices
 from sentinel.postmortem.report.rounds import History, history
 from sentinel.postmortem.report.script import script_findings
@@ -44,6 +44,11 @@ class Facts:
     missing: tuple[str, ...]
 
     @property
+    def proven(self) -> ReplayRecord | None:
+        """The replay that settled the cause, if one did."""
+        return next((r for r in self.replays if r.reproduced and r.cause != "unknown"), None)
+
+    @property
     def suspects(self) -> tuple[int, ...]:
         """Ranks that the verdict names."""
         return self.incident.suspect_ranks if self.incident else ()
@@ -56,19 +61,28 @@ def gather(incident: Incident | None, bundle_path: Path | None, run_dir: Path | 
     suspects = incident.suspect_ranks if incident else ()
     headers = _headers(bundle, suspects, missing)
     script, lint = script_findings(headers)
+    replays = _replays(bundle, missing)
+    shown = headers[:BATCHES_SHOWN]
     return Facts(
         incident,
         run_dir,
         bundle,
         headers,
         history(events, incident) if incident else None,
-        tuple(batch_view(bundle, h, h.rank in suspects) for h in headers[:BATCHES_SHOWN]) if bundle else (),
+        tuple(batch_view(bundle, h, h.rank in suspects, _proven(replays, h.rank)) for h in shown) if bundle else (),
         matrices(sorted(headers, key=lambda h: h.rank)),
-        _replays(bundle, missing),
+        replays,
         script,
         lint,
         tuple(missing),
     )
+
+
+def _proven(replays: Sequence[ReplayRecord], rank: int) -> Proven | None:
+    """The samples that a replay of this rank found guilty."""
+    own = next((r for r in replays if r.rank == rank and r.samples), None)
+    size = own.first_bad_op.batch_size if own is not None and own.first_bad_op is not None else None
+    return Proven(own.samples, size) if own is not None and size is not None else None
 
 
 def _bundle(path: Path | None, missing: list[str]) -> Bundle | None:

@@ -369,7 +369,10 @@ LOSS_ROWS = [
     ),
     Row(
         "with no backward, a NaN that a rank reduced as a scalar stands in for its loss",
-        Round(2, 3).wire(1, of=SCALAR, raw=None).reduced(of=SCALAR).closed(ClosedBy.FRAMEWORK_SKIPPED, skipped=True),
+        Round(2, 3)
+        .wire(1, of=SCALAR, raw=None)
+        .reduced(of=SCALAR)
+        .closed(ClosedBy.FRAMEWORK_SKIPPED, skipped=True, forwards=1),
         "loss_only",
         LOCAL,
         (1,),
@@ -377,7 +380,7 @@ LOSS_ROWS = [
     ),
     Row(
         "with no backward, a nonfinite root output stands in for the loss",
-        Round(2, 3).saw(Phase.OUTPUT, 0).closed(ClosedBy.EXIT),
+        Round(2, 3).saw(Phase.OUTPUT, 0).closed(ClosedBy.EXIT, forwards=1),
         "loss_only",
         LOCAL,
         (0,),

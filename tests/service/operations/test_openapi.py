@@ -79,11 +79,7 @@ def conforms(value: Any, schema: dict[str, Any]) -> bool:
     if isinstance(value, dict):
         known, others = schema.get("properties", {}), schema.get("additionalProperties")
         named = all(name in value for name in schema.get("required", ()))
-        inner = [
-            conforms(one, known.get(name, others))
-            for name, one in value.items()
-            if name in known or others
-        ]
+        inner = [conforms(one, known.get(name, others)) for name, one in value.items() if name in known or others]
         return named and all(inner) and (bool(others) or set(value) <= set(known))
     return True
 

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from sentinel.bundle.manifest import BATCHES_FILE, SampleFinding
 from sentinel.bundle.reader import Bundle
-from sentinel.postmortem.report.batch import SAMPLES_SHOWN, TENSORS_SHOWN, BatchView, batch_view
+from sentinel.postmortem.report.batch import SAMPLES_SHOWN, TENSORS_SHOWN, BatchView, Proven, batch_view
 from sentinel.wire.names import rank_directory
 
 
@@ -56,6 +56,20 @@ def test_odd_samples_are_always_among_those_shown(tmp_path: Path) -> None:
     assert len(view.samples) == SAMPLES_SHOWN
     assert [sample.index for sample in view.samples if sample.odd] == [3, 450]
     assert view.samples_total == 500
+
+
+def test_samples_proven_guilty_are_marked_where_the_batch_has_their_size(tmp_path: Path) -> None:
+    """Replay's samples are marked in tensors of the batch's size, and in no others."""
+    tensors = {
+        "b0.x": np.zeros((16, 8), np.float32),
+        "b0.y": np.zeros(16, np.int64),
+        "b0.z": np.zeros((3, 8), np.float32),
+    }
+    path = story.write_bundle(tmp_path)
+    save_file(tensors, path / rank_directory(1) / BATCHES_FILE)
+    view = batch_view(Bundle.open(path), story.header(1, sample_findings=()), True, Proven((12,), 16))
+    marked = {tensor.name: [sample.index for sample in tensor.samples if sample.odd] for tensor in view.tensors}
+    assert marked == {"b0.x": [12], "b0.y": [12], "b0.z": []}
 
 
 def test_data_set_index_stands_beside_the_sample(tmp_path: Path) -> None:

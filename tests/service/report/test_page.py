@@ -56,7 +56,7 @@ def test_page_tells_the_story(facts: Facts) -> None:
         "head.2.bias",
         "division_by_std",
         "sample 5 (data set index 235)",
-        "data, proven by replay",
+        "the data, proven by replay",
         "reproduced twice, bit by bit",
         "Ranks by rounds",
         "sentinel dump show",
@@ -161,6 +161,25 @@ def test_several_incidents_share_a_page(facts: Facts) -> None:
     assert "2 incidents" in page
     assert 'href="#a0-r000009-01"' in page
     assert 'id="a0-r000009-01"' in page
+
+
+def test_replay_that_settles_nothing_proves_nothing(facts: Facts) -> None:
+    """A replay that did not reproduce the fault is told as that, and the cause stays a first reading."""
+    (replay,) = facts.replays
+    unsettled = replay.model_copy(update={"reproduced": False, "cause": "unknown", "first_bad_op": None})
+    page = report_html([replace(facts, replays=(unsettled,))], "incident")
+    assert "not reproduced" in page
+    assert "proven by replay" not in page
+    assert "replay did not settle it" in page
+
+
+def test_guilty_samples_are_marked_in_every_tensor_of_the_batch(facts: Facts) -> None:
+    """What replay found guilty is marked, also where the sample looks like any other."""
+    plain = [
+        (t.name, [s.odd for s in t.samples if s.index == 5]) for b in facts.batches for t in b.tensors if b.rank == 1
+    ]
+    assert plain == [("b0.image", ["constant: every element is 7"])]
+    assert facts.proven is not None
 
 
 def test_matrix_is_bounded_and_keeps_what_is_nonfinite() -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from sentinel.postmortem.lint.expressions import identifiers, is_half, number, operation
 from sentinel.postmortem.lint.finding import Hit, Rule
-from sentinel.postmortem.lint.flow import derivation, is_guarded, resolve
+from sentinel.postmortem.lint.flow import derivation, resolve
+from sentinel.postmortem.lint.guards import is_guarded
 from sentinel.postmortem.lint.rules.division import divisions, is_compression
 from sentinel.postmortem.lint.rules.precision import half_modules
 from sentinel.postmortem.lint.source import Source, code, dotted, same

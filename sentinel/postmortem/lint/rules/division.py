@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from sentinel.postmortem.lint.expressions import Operation, argument, is_mask, number, operation
 from sentinel.postmortem.lint.finding import Hit, Rule
-from sentinel.postmortem.lint.flow import binding, core, is_guarded, is_tested, resolve
+from sentinel.postmortem.lint.flow import binding, core, resolve
+from sentinel.postmortem.lint.guards import is_guarded, is_tested
 from sentinel.postmortem.lint.source import Source, code, same
 
 _GROUP = re.compile(r"^(r|rew|rewards?|adv|advantages?|returns?|group\w*|\w*_(rewards?|advantages?|returns?))$")
@@ -83,9 +84,12 @@ def _is_product(node: ast.expr | None) -> bool:
 def is_compression(source: Source, node: ast.AST) -> bool:
     """True inside a function that works on gradients, as low-rank compression does (it has a rule of its own)."""
     scope = source.scope(node)
-    name = "" if isinstance(scope, ast.Module) else scope.name
+    return not isinstance(scope, ast.Module) and source.once("compresses", scope, lambda: _compresses(source, scope))
+
+
+def _compresses(source: Source, scope: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     grads = any(attribute.attr == "grad" for attribute in source.inside(scope, ast.Attribute))
-    return not isinstance(scope, ast.Module) and (grads or bool(re.search(r"compress|orthogonal|power_?sgd", name)))
+    return grads or bool(re.search(r"compress|orthogonal|power_?sgd", scope.name))
 
 
 def _by_mask_sum(source: Source) -> Iterator[Hit]:

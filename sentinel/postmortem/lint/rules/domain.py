@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from sentinel.postmortem.lint.expressions import Operation, argument, number, operation
 from sentinel.postmortem.lint.finding import Hit, Rule
-from sentinel.postmortem.lint.flow import core, is_bounded, is_guarded, resolve, without_gradient
+from sentinel.postmortem.lint.flow import core, resolve
+from sentinel.postmortem.lint.guards import is_bounded, is_guarded, without_gradient
 from sentinel.postmortem.lint.source import Source, code, same
 
 _LOGS = ("log", "log2", "log10")

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from sentinel.postmortem.lint.expressions import argument, is_mask, number, operation
 from sentinel.postmortem.lint.finding import Hit, Rule
-from sentinel.postmortem.lint.flow import core, derivation, is_tested, resolve, without_gradient
+from sentinel.postmortem.lint.flow import core, derivation, resolve
+from sentinel.postmortem.lint.guards import is_tested, without_gradient
 from sentinel.postmortem.lint.source import Source, code
 
 _MEANS = ("cross_entropy", "nll_loss")

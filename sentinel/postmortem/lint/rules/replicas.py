@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from sentinel.postmortem.lint.finding import Hit, Rule
-from sentinel.postmortem.lint.flow import resolve, without_gradient
+from sentinel.postmortem.lint.flow import resolve
+from sentinel.postmortem.lint.guards import without_gradient
 from sentinel.postmortem.lint.rules.collectives import gradient_sums
 from sentinel.postmortem.lint.source import Source, code, dotted
 from sentinel.postmortem.lint.truth import Unknown, truth

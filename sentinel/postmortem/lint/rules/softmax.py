@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from sentinel.postmortem.lint.expressions import argument, identifiers, is_negative_infinity, number, operation
 from sentinel.postmortem.lint.finding import Hit, Rule
-from sentinel.postmortem.lint.flow import core, derivation, is_bounded, resolve, without_gradient
+from sentinel.postmortem.lint.flow import core, derivation, resolve
+from sentinel.postmortem.lint.guards import is_bounded, without_gradient
 from sentinel.postmortem.lint.rules.division import divisions
 from sentinel.postmortem.lint.source import Source, code, same
 

@@ -1,0 +1,160 @@
+"""Replays of real trainings: first bad op, samples, causes, and that nothing of the user's is touched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from recorded import Record, sentinel
+
+pytestmark = pytest.mark.e2e
+
+
+def hashes(place: Path) -> dict[str, str]:
+    """SHA-256 of every file below ``place``, the run directory left out."""
+    files = [p for p in place.rglob("*") if p.is_file() and place / "run" not in p.parents]
+    return {str(p.relative_to(place)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(files)}
+
+
+@pytest.mark.parametrize("planted", ["5", "5,40"])
+def test_planted_samples_are_found_exactly(record: Record, planted: str) -> None:
+    """Constant samples in a batch of 64 are named, all of them and no other, and replacing them makes the step finite."""
+    found = record("loader.py", planted).replay("--precision", "same,fp32")
+    assert found["samples"] == [int(one) for one in planted.split(",")]
+    assert found["samples_confirmed"] is True
+    assert found["cause"] == "data"
+    assert found["precision"]["fp32"] == "nonfinite"
+
+
+def test_the_normalising_line_is_named(record: Record) -> None:
+    """The first bad op is the division before the model, with its line, its zero divisor and the rule that explains it."""
+    found = record("loader.py", "5").replay("--precision", "same", "--no-samples")
+    op = found["first_bad_op"]
+    assert (op["op"], op["phase"], op["kind"]) == ("aten.div.Tensor", "forward", "created")
+    assert "signal.std" in op["code"]
+    assert op["rows"] == [5]
+    assert op["inputs"][1]["zeros"] == 1
+    assert [one["rule"] for one in found["lint"]] == ["division_by_std"]
+
+
+def test_recorded_gradients_come_back_bit_by_bit(record: Record) -> None:
+    """Dropout, BatchNorm and a DataLoader with workers: the step that is replayed is the very step that was recorded."""
+    found = record("loader.py", "9", "2").replay("--precision", "same", "--no-samples")
+    compared = found["trials"][0]["gradients"]
+    assert len(compared) == 6
+    assert [one["different"] for one in compared] == [0] * 6
+    assert found["trials"][0]["loss_equal"] is True
+    assert found["trials"][0]["inputs"] == "fed"
+
+
+def test_the_users_directory_is_not_touched(record: Record) -> None:
+    """A script that saves and logs at every step is replayed: its files hash the same, and the writes are listed."""
+    trained = record("loader.py", "5")
+    before = hashes(trained.place)
+    found = trained.replay("--precision", "same")
+    assert hashes(trained.place) == before
+    assert any("train-1.log" in line for line in found["diverted"])
+
+
+def test_the_record_lies_beside_the_parts(record: Record) -> None:
+    """The record is kept in the bundle's directory, equal to what was printed, and the bundle is still as committed."""
+    trained = record("loader.py", "5")
+    found = trained.replay("--precision", "same", "--no-samples")
+    assert json.loads((trained.bundle / "replay-rank-00001.json").read_text()) == found
+    assert sentinel(["dump", "verify", str(trained.bundle)], trained.place).returncode == 0
+
+
+def test_a_bit_flip_is_transient(record: Record) -> None:
+    """A NaN that a replay does not reproduce, all other bits being equal, was no fault of the code."""
+    found = record("flip.py", "flip").replay("--precision", "same")
+    assert (found["reproduced"], found["cause"], found["verdict"]) == (False, "hardware", "transient")
+    assert sum(one["different"] for one in found["trials"][0]["gradients"]) == 1
+
+
+def test_a_deterministic_nan_is_not_transient(record: Record) -> None:
+    """The same NaN written by the code itself comes back, and is located in the user's own backward."""
+    found = record("flip.py", "rule").replay("--precision", "same")
+    assert found["reproduced"] is True
+    assert found["cause"] != "hardware"
+    assert found["first_bad_op"]["code"] == 'made[3, 5] = float("nan")'
+
+
+def test_a_noisy_kernel_is_no_hardware_fault(record: Record) -> None:
+    """Where two replays differ from each other, nothing is said about the hardware."""
+    found = record("flip.py", "noise").replay("--precision", "same")
+    assert (found["cause"], found["verdict"]) == ("unknown", "nondeterministic")
+
+
+def test_sharded_training_is_replayed_in_one_process(record: Record) -> None:
+    """FSDP2 over four ranks: full parameters come from all shards, and gradients are those recorded."""
+    found = record("sharded.py", ranks=4).replay("--precision", "same")
+    assert found["rank"] == 2
+    assert found["first_bad_op"]["op"] == "aten.div.Tensor"
+    assert "mask.sum()" in found["first_bad_op"]["code"]
+    compared = found["trials"][0]["gradients"]
+    assert compared
+    assert [one["different"] for one in compared] == [0] * len(compared)
+    assert found["trials"][0]["loss_equal"] is True
+
+
+def test_a_healthy_step_blames_nothing(record: Record) -> None:
+    """A forced dump of a healthy step is replayed to the same loss, and nothing is blamed."""
+    trained = record("loader.py", "5", dump_round=1)
+    found = trained.replay("--precision", "same,bf16")
+    assert found["round"] == 1
+    assert (found["reproduced"], found["first_bad_op"], found["verdict"]) == (False, None, "nothing_nonfinite")
+    assert found["trials"][0]["loss_equal"] is True
+
+
+def test_an_innocent_rank_is_finite(record: Record) -> None:
+    """The other rank's own step is finite."""
+    found = record("loader.py", "5").replay("--rank", "0", "--precision", "same")
+    assert found["trials"][0]["nonfinite"] is False
+    assert found["first_bad_op"] is None
+
+
+def test_a_moved_script_is_said_in_one_line(record: Record) -> None:
+    """Without the script there is no replay: one line says which file is missing, and --script helps."""
+    trained = record("loader.py", "5")
+    moved = trained.place / "moved.py"
+    script = trained.place / "loader.py"
+    script.rename(moved)
+    try:
+        ran = sentinel(["replay", str(trained.bundle)], trained.place)
+        assert ran.returncode == 1
+        assert ran.stderr.splitlines()[0] == f"sentinel: error: the script {script} is not here"
+        assert "Traceback" not in ran.stderr
+        assert trained.replay("--script", str(moved), "--precision", "same", "--no-samples")["reproduced"]
+    finally:
+        moved.rename(script)
+
+
+def test_an_entry_function_stands_in_for_the_script(record: Record) -> None:
+    """--entry calls a function with the recorded batch; its loss is run backward and blamed like the script's."""
+    trained = record("loader.py", "5")
+    (trained.place / "entry.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(16, 1)\n"
+        "def step(batch):\n"
+        "    signal, target = batch\n"
+        "    return (model(signal / signal.std(1, keepdim=True)) - target).square().mean()\n"
+    )
+    found = trained.replay("--entry", "entry:step", "--precision", "same", "--no-samples")
+    assert found["first_bad_op"]["line"] == "entry.py:5"
+
+
+def test_the_text_page_reads_from_the_verdict_down(record: Record) -> None:
+    """For people: verdict, first bad op with its code line, precisions, evidence, next steps; no JSON, no traceback."""
+    trained = record("loader.py", "5")
+    ran = sentinel(["replay", str(trained.bundle)], trained.place)
+    assert ran.returncode == 0
+    lines = ran.stdout.splitlines()
+    assert lines[0].startswith("Reproduced: step 3 of rank 1")
+    assert lines[1].startswith("data: ")
+    assert "sample 5 of the batch does it" in lines[1]
+    assert any(line.startswith("line") and "signal.std" in line for line in lines)
+    assert "Evidence" in lines
+    assert "Next" in lines
+    assert ran.stderr == ""
