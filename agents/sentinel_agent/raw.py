@@ -11,6 +11,8 @@ from typing import Final
 
 from torch import Tensor
 
+from sentinel_agent.contents import sparse_parts
+
 BUDGET: Final = 128 << 20  # bytes of clones per round
 
 
@@ -27,7 +29,7 @@ class RawGradients:
             if name not in wanted or name in self._kept:
                 continue
             plain = getattr(gradient, "_local_tensor", gradient)
-            self._bytes += plain.nbytes
+            self._bytes += _nbytes(plain)
             if self._bytes > BUDGET:
                 return
             self._kept[name] = plain.detach().clone()
@@ -37,3 +39,8 @@ class RawGradients:
 
     def __contains__(self, name: str) -> bool:
         return name in self._kept
+
+
+def _nbytes(tensor: Tensor) -> int:
+    parts = sparse_parts(tensor)
+    return sum(part.nbytes for part in parts.values()) if parts else tensor.nbytes

@@ -66,9 +66,9 @@ def _sites(
     """Start an agent whose tap ``broken`` raises each time it is called; also, the names of all the taps it guards."""
     guarded, seen = Health.guarded, set[str]()
 
-    def planted(health: Health, site: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def planted(health: Health, site: str, function: Callable[..., Any], **options: bool) -> Callable[..., Any]:
         seen.add(site)
-        return guarded(health, site, _broken if site == broken else function)
+        return guarded(health, site, _broken if site == broken else function, **options)
 
     monkeypatch.setattr(Health, "guarded", planted)
     return watch(), seen

@@ -109,10 +109,12 @@ def test_a_healthy_step_blames_nothing(record: Record) -> None:
 
 
 def test_an_innocent_rank_is_finite(record: Record) -> None:
-    """The other rank's own step is finite."""
+    """The other rank's own step is finite, and its replay says whose is not."""
     found = record("loader.py", "5").replay("--rank", "0", "--precision", "same")
     assert found["trials"][0]["nonfinite"] is False
     assert found["first_bad_op"] is None
+    assert found["verdict"] == "another_rank"
+    assert "rank 1" in found["reason"]
 
 
 def test_a_moved_script_is_said_in_one_line(record: Record) -> None:
@@ -143,6 +145,33 @@ def test_an_entry_function_stands_in_for_the_script(record: Record) -> None:
     )
     found = trained.replay("--entry", "entry:step", "--precision", "same", "--no-samples")
     assert found["first_bad_op"]["line"] == "entry.py:5"
+
+
+def test_a_loop_that_needs_its_gradients_is_run_with_them(record: Record) -> None:
+    """A script that asks autograd on the way is replayed by running its backwards, and the note says why."""
+    found = record("penalty.py", "grad").replay("--precision", "same", "--no-samples")
+    assert found["reproduced"] is True
+    assert "x.norm(" in found["first_bad_op"]["code"]
+    assert found["trials"][0]["status"] == "script_raised"
+    assert any("without gradients did not get there" in note for note in found["notes"])
+
+
+def test_a_script_that_cannot_be_replayed_says_why(record: Record) -> None:
+    """Exit 1, the script's own error with its line, and the three lines of an entry function."""
+    trained = record("penalty.py", "grad")
+    script = trained.place / "penalty.py"
+    text = script.read_text()
+    script.write_text(text.replace("output = model(x)", "raise ValueError('this machine is not the cluster')"))
+    try:
+        ran = sentinel(["replay", str(trained.bundle)], trained.place)
+    finally:
+        script.write_text(text)
+    assert ran.returncode == 1
+    lines = ran.stdout.splitlines()
+    assert lines[0].startswith("Not replayed")
+    assert "ValueError: this machine is not the cluster (penalty.py:" in lines[1]
+    assert sum("replay_step" in line or "model," in line for line in lines) >= 3
+    assert "Traceback" not in ran.stdout + ran.stderr
 
 
 def test_the_text_page_reads_from_the_verdict_down(record: Record) -> None:

@@ -109,6 +109,7 @@ CASES: dict[str, tuple[Facts, str, str]] = {
         "communication",
         "reduction_overflow",
     ),
+    "innocent": (Facts(header=header(), same=FINITE, guilty=(0,)), "unknown", "another_rank"),
     "bit flip": (Facts(header=header(), same=compared(1), again=FINITE), "hardware", "transient"),
     "noise": (
         Facts(header=header(), same=compared(1), again=FINITE.model_copy(update={"gradient_hash": "b"})),

@@ -37,6 +37,7 @@ def run_trial(recording: Recording, trial: Trial, scratch: Path) -> TrialOutcome
 def _become_trial(recording: Recording, trial: Trial, place: Path) -> None:
     """In the child: its own process group, its output in a file, no input."""
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(place / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, source in ((0, nothing), (1, log), (2, log)):
@@ -47,14 +48,27 @@ def _become_trial(recording: Recording, trial: Trial, place: Path) -> None:
 def _wait(pid: int, timeout: float) -> int | None:
     """Exit status as ``os.waitpid`` gives it; None if the deadline came first, the trial then being gone."""
     deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return status
-        time.sleep(_POLL_SECONDS)
-    os.killpg(pid, signal.SIGKILL)
+    ended = False
+    try:
+        while time.monotonic() < deadline:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                ended = True
+                return status
+            time.sleep(_POLL_SECONDS)
+        return None
+    finally:
+        if not ended:  # too late, or this process is told to end
+            _kill(pid)
+
+
+def _kill(pid: int) -> None:
+    """End a trial and what it has started. A trial that has not made its own group yet is alone."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return None
 
 
 def _outcome(status: int | None, trial: Trial, place: Path) -> TrialOutcome:

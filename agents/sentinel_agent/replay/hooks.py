@@ -59,7 +59,7 @@ def _root_call(original: Callable[..., Any], session: Session, root: nn.Module, 
     args, kwargs = session.forward_begins(root, args, kwargs)
     session.modules.enter(root)
     try:
-        if session.forwarding:
+        if session.forwarding and session.fast:
             with torch.no_grad():
                 return original(root, *args, **kwargs)
         with session.override.around_forward():

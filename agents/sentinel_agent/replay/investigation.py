@@ -13,14 +13,24 @@ from typing import Final
 
 from sentinel.bundle.reader import Bundle
 from sentinel.bundle.replayed import Found, Precision, ReplayRecord, ReplayRequest, TrialOutcome
+from sentinel_agent.environment import HIDDEN
 from sentinel_agent.replay.forking import run_trial
 from sentinel_agent.replay.inspection import inspect_batch
 from sentinel_agent.replay.recording import Recording
 from sentinel_agent.replay.samples import Blamed, bisect, confirm
-from sentinel_agent.replay.trial import Trial
+from sentinel_agent.replay.trial import Pace, Trial
 from sentinel_agent.replay.verdict import Facts, found, judge
 
 MAX_PEERS: Final = 16
+_OTHER_PACES: Final[dict[Pace, str]] = {
+    "slow": "once more, with every backward on the way",
+    "jump": "once more, from the first forward on",
+}
+_PACE_WORDS: Final[dict[Pace, str]] = {
+    "fast": "the script's loop without gradients did not get there",
+    "slow": "the script's loop with gradients did not get there",
+    "jump": "the script's first step with the recorded inputs did not get there",
+}
 Progress = Callable[[str], None]
 
 
@@ -43,11 +53,13 @@ class Investigation:
         self._trials: list[TrialOutcome] = []
         self._cells: dict[Precision, Found] = dict.fromkeys(("same", "fp32", "bf16", "fp16"), "not_run")
         self._anomaly = ""
+        self._guilty: list[int] = []
+        self._why: list[str] = []
 
     def run(self) -> ReplayRecord:
         """Run every trial that is wanted and needed; the record of what was found."""
         began = time.monotonic()
-        same = self._try("same", "the step as it was")
+        same = self._first()
         self._cells["same"] = found(same)
         again = together = None
         blamed = Blamed()
@@ -67,6 +79,7 @@ class Investigation:
             same=same,
             again=again,
             together=together,
+            guilty=tuple(self._guilty),
             precision=self._cells,
             recorded_nonfinite=self._recorded_nonfinite,
             samples=blamed.samples,
@@ -74,11 +87,30 @@ class Investigation:
         )
         return self._record(facts, time.monotonic() - began)
 
+    def _redacted(self) -> tuple[str, ...]:
+        """Arguments that the bundle does not have may matter."""
+        hidden = any(HIDDEN in argument for argument in self._recording.header.environment.argv)
+        return ("the script's arguments are redacted in the bundle: it ran with placeholders",) if hidden else ()
+
     @property
     def _recorded_nonfinite(self) -> bool:
         header = self._recording.header
         gradients = any(one.nan or one.inf for one in header.gradient_statistics)
         return gradients or bool(header.raw_gradients) or (header.loss is not None and header.loss - header.loss != 0)
+
+    def _first(self) -> TrialOutcome:
+        """The step as it was, reached by the first pace that gets there; the other trials then go at the same pace."""
+        same = self._try("same", "the step as it was")
+        for pace, words in _OTHER_PACES.items():
+            if same.status == "replayed" or self._request.entry is not None:
+                break
+            self._why.append(f"{_PACE_WORDS[self._plain.pace]}: {same.reason}")
+            before, self._plain = self._plain, replace(self._plain, pace=pace)
+            other = self._try(f"same-{pace}", words)
+            if other.status == "replayed":
+                return other
+            self._plain = before if pace == "jump" else self._plain
+        return same
 
     def _try(self, name: str, words: str, **changes: object) -> TrialOutcome:
         self._progress(words)
@@ -112,9 +144,11 @@ class Investigation:
             self._progress(f"rank {rank}'s contribution" + ("" if precision == "same" else f" in {precision}"))
             trial = replace(self._plain, name=name, rank=rank, precision=precision, contributions=path)
             outcome = run_trial(Recording(self._bundle, rank), trial, self._scratch)
+            if outcome.nonfinite and precision == "same":
+                self._guilty.append(rank)
             if outcome.status == "replayed" and path.exists():
                 peers.append(path)
-        if not peers:
+        if not peers or self._guilty:
             return None
         words = "the step with the other ranks' contributions"
         return self._try(f"together-{precision}", words, precision=precision, peers=tuple(peers))
@@ -162,7 +196,12 @@ class Investigation:
             batch=inspect_batch(self._bundle, self._recording),
             trials=tuple(self._trials),
             diverted=facts.same.diverted,
-            notes=(*facts.same.notes, *([f"anomaly detection: {self._anomaly}"] if self._anomaly else [])),
+            notes=(
+                *self._why,
+                *self._redacted(),
+                *facts.same.notes,
+                *([f"anomaly detection: {self._anomaly}"] if self._anomaly else []),
+            ),
             seconds=round(seconds, 2),
             replayed_at=time.time(),
         )

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -33,6 +34,9 @@ class Refused(ValueError):
 
 def serve() -> int:
     """Answer the request on standard input; returns the exit code."""
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # so that the trial that runs is ended, too
     try:
         request = ReplayRequest.model_validate_json(sys.stdin.read())
         record = _replay(request)

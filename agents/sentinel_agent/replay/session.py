@@ -111,6 +111,11 @@ class Session:
         """True before it."""
         return self.phase in (Phase.BEFORE, Phase.FORWARD)
 
+    @property
+    def fast(self) -> bool:
+        """True if nothing is computed on the way that the recorded state replaces."""
+        return self.trial.pace == "fast"
+
     def batch_wanted(self) -> bool:
         """A DataLoader is asked for a batch of training: is it answered with a recorded one?"""
         if self.phase is Phase.OVER or not self.feed.from_loader or not torch.is_grad_enabled():
@@ -168,6 +173,9 @@ class Session:
 
     def forward_begins(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The outermost forward of a trained module is about to run, with gradients."""
+        if self.trial.pace == "jump" and self.phase is Phase.FORWARD:
+            self.clock.jump(self.recording.header.round)
+            self.go_live()
         if not self.live:
             return args, kwargs
         if self.live_forwards == 0:
@@ -200,7 +208,7 @@ class Session:
             with self.tracer.pause():
                 self.sinks.loss(roots)
             return True
-        if self.phase is Phase.FORWARD:
+        if self.phase is Phase.FORWARD and self.fast:
             self._fill_gradients()
             return False
         return True

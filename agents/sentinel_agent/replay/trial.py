@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from sentinel.bundle.replayed import Precision
+
+Pace = Literal["fast", "slow", "jump"]
+"""How the recorded round is reached: by the script's own loop with nothing computed that the recorded state replaces; by the loop
+with graphs and backwards, for scripts that need them; or at once, with the recorded inputs put into the first forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +25,7 @@ class Trial:
     name: str
     rank: int
     precision: Precision = "same"
+    pace: Pace = "fast"
     traced: bool = True
     anomaly: bool = False
     replaced: tuple[int, ...] = ()

@@ -17,12 +17,15 @@ FEW = 0.02  # share of a gradient's elements that a fault of the hardware may to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that the rules look at. ``together`` is the replay with the other ranks' contributions added."""
+    """All that the rules look at. ``together`` is the replay with the other ranks' contributions added; ``guilty`` are other
+    ranks whose own replay is nonfinite.
+    """
 
     header: PartHeader
     same: TrialOutcome
     again: TrialOutcome | None = None
     together: TrialOutcome | None = None
+    guilty: tuple[int, ...] = ()
     precision: dict[Precision, Found] = field(default_factory=dict)
     recorded_nonfinite: bool = True
     samples: tuple[int, ...] = ()
@@ -141,6 +144,19 @@ def _reproduced(facts: Facts) -> Verdict | None:
     )
 
 
+def _innocent(facts: Facts) -> Verdict | None:
+    if not facts.guilty or facts.same.nonfinite:
+        return None
+    ranks = ", ".join(map(str, facts.guilty))
+    return Verdict(
+        "unknown",
+        "another_rank",
+        f"this rank's own step is finite; rank {ranks} made what it was given: replay that rank",
+        ("loss and gradients of this rank are finite", f"the replay of rank {ranks} is nonfinite"),
+        ("a nonfinite gradient of this rank before the reduction",),
+    )
+
+
 def _reduction(facts: Facts) -> Verdict | None:
     if facts.together is None or not facts.together.nonfinite:
         return None
@@ -180,7 +196,7 @@ def _transient(facts: Facts) -> Verdict | None:
     return Verdict(
         "hardware",
         "transient",
-        f"not reproduced: all but {different} of {total} recorded gradient elements came back bit by bit, so the fault was transient",
+        f"not reproduced: all but {different} of {total} recorded gradient elements came back bit by bit: a transient fault",
         (
             f"elements that differ: {names}",
             "two replays of the step agree with each other bit by bit",
@@ -198,6 +214,7 @@ RULES: tuple[Rule, ...] = (
     _communication_path,
     _numerics,
     _reproduced,
+    _innocent,
     _reduction,
     _transient,
 )

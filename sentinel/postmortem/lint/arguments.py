@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 
 from sentinel.postmortem.lint.expressions import number
-from sentinel.postmortem.lint.source import Source, dotted
+from sentinel.postmortem.lint.source import Source
 
 DEPTH = 4
 
@@ -29,7 +29,7 @@ def may_be_zero(source: Source, node: ast.expr, depth: int = DEPTH) -> bool:
 def _given(source: Source, function: Function, parameter: str) -> Iterator[ast.expr]:
     """The expressions that calls in the file pass for a parameter; its default where no call names it."""
     positional = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
-    calls = [c for c in source.calls if dotted(c.func).rpartition(".")[2] == function.name]
+    calls = source.calls_by_name.get(function.name, ())
     is_method = positional[:1] in (["self"], ["cls"])
     named = False
     for call in calls:

@@ -9,6 +9,7 @@ import ast
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 
 from sentinel.postmortem.lint.arguments import may_be_zero
 from sentinel.postmortem.lint.expressions import SHAPES, operation
@@ -22,7 +23,7 @@ Place = tuple[int, int]  # line and column
 def binding(source: Source, name: ast.Name) -> ast.expr | None:
     """The expression last bound to ``name`` before its use, in its function or at the top level; None if that is not known."""
     for scope in (source.scope(name), source.tree):
-        found = source.once("bindings", scope, lambda scope=scope: _bindings(source, scope)).get(name.id, [])
+        found = source.once("bindings", scope, partial(_bindings, source, scope)).get(name.id, [])
         before = bisect_left(found, (name.lineno, name.col_offset), key=lambda one: one[0])
         if before:
             return found[before - 1][1]
@@ -76,7 +77,7 @@ def _bindings(source: Source, scope: Scope) -> dict[str, list[tuple[Place, ast.e
         if node.value is None:
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        for target, value in (pair for target in targets for pair in _pairs(target, node.value)):
+        for target, value in (pair for one in targets for pair in _pairs(one, node.value)):
             if isinstance(target, ast.Name):
                 found[target.id].append(((value.end_lineno or value.lineno, value.end_col_offset or 0), value))
     return {name: sorted(bound, key=lambda one: one[0]) for name, bound in found.items()}

@@ -156,6 +156,14 @@ class Source:
         return False
 
     @cached_property
+    def calls_by_name(self) -> dict[str, list[ast.Call]]:
+        """All calls by the last part of what is called: ``self.norm(x)`` under ``norm``."""
+        found: dict[str, list[ast.Call]] = defaultdict(list)
+        for call in self.calls:
+            found[dotted(call.func).rpartition(".")[2]].append(call)
+        return found
+
+    @cached_property
     def _silenced(self) -> dict[int, tuple[frozenset[str], bool]]:
         found: dict[int, tuple[frozenset[str], bool]] = {}
         try:
