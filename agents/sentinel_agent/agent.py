@@ -29,6 +29,7 @@ from sentinel_agent.rounds import Round
 from sentinel_agent.scan import Scan
 from sentinel_agent.stopwatch import Stopwatch
 from sentinel_agent.taps import batches, clip, comm_hook, leaving, loss, optimizer, wire
+from sentinel_agent.taps.audit import Audit
 from sentinel_agent.taps.scaler import ScalerTap
 from sentinel_agent.taps.termination import Termination
 from sentinel_agent.window import Window
@@ -57,6 +58,7 @@ class Agent:
             health=self.health,
             on_command=self._command,
         )
+        self.audit = Audit(self.ledger.overflowed, allowed=config.audit)
         self.termination = Termination(self._terminated, self.health)
         self._first_forward_due = True
         self._searches_left = 3  # for the modules of a loop with neither wrapper nor optimizer; each walks all objects
@@ -79,6 +81,7 @@ class Agent:
         loss.install(self.ledger.loss, self._backward_begins, self._backward_ended, self.scaler.unscaled, self.health)
         clip.install(self._clipping, self._clipped, self.ledger.pending.join, self.health)
         batches.install_loader_tap(lambda: self if self.health.active else None, guarded)
+        batches.on_forward_end(self.audit.forward_ended)
         leaving.install(self.ledger.loss_left_behind, self._leaving, self.goodbye, self.health)
         self.termination.install()
         os.register_at_fork(after_in_child=self._forked)
@@ -111,7 +114,9 @@ class Agent:
     def forward_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The outermost root runs; the very first time its parameters are looked at."""
         self._first_forward()
-        self.ledger.forward_begins()
+        if torch.is_grad_enabled():
+            self.ledger.forward_begins()
+            self.audit.forward_begins(self.ledger.round.number)
         self.scaler.autocast_dtype = autocast_dtype()
         self.window.forward_inputs(args, kwargs)
 

@@ -117,6 +117,10 @@ class Ledger:
         if not math.isfinite(norm) and not self.round.gradient_nonfinite and not self._scan.gradients().nonfinite:
             self.latch(Phase.CLIP, scalar_check(norm), value=norm)
 
+    def overflowed(self, found: Check, note: str) -> None:
+        """An intermediate of this round's forward overflowed; whether it was absorbed, the round will show."""
+        self.latch(Phase.AUDIT, found, note=note)
+
     def misused(self, note: str) -> None:
         """A call in a wrong order. Between two rounds it belongs to the one just closed."""
         step = self.clock.step if self.round.dirty else max(self.clock.step - 1, 0)

@@ -1,7 +1,7 @@
 """The training processes of the healthy rounds: long, ordinary trainings in which nothing is wrong, one after another.
 
-Owns the trainings. Started by ``healthy.py`` under ``sentinel run``; plain PyTorch, nothing here looks at what Sentinel says, but for the
-agent's count of rounds.
+Owns the trainings, which are plain PyTorch. Started by ``healthy.py`` under ``sentinel run``; of Sentinel it asks nothing but the
+number of the open round.
 
 usage: healthy_ranks.py ROUNDS FOLDER TRAINING...      (each training has about ROUNDS rounds; writes FOLDER/rank-N.json)
 """
@@ -203,9 +203,9 @@ def gan(rounds: int) -> None:
 
 
 def join(rounds: int) -> None:
-    """Epochs in which rank 0 runs out of batches first."""
+    """Epochs in which rank 0 runs out of batches first. No Adam: its state would not be that of the others afterwards."""
     model = DistributedDataParallel(network())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for epoch in range(max(rounds // EPOCH, 1)):
         with model.join():
             for step in range(min(EPOCH, rounds) - (FEWER if dist.get_rank() == 0 else 0)):

@@ -1,6 +1,6 @@
-"""What decides about wrong use: calls in an order that scales, clips or steps wrongly, and clipping that stops the training.
+"""What decides about habits that no value betrays yet: wrong use, clipping that stops the training, overflow that is absorbed.
 
-Owns rule 18 and the clipping half of rule 16. The agent sees the calls; here they become one finding per habit and attempt.
+Owns rules 17 and 18 and the clipping half of rule 16. The agent sees them; here they become one finding per habit and attempt.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def judge(window: RoundWindow, history: History) -> Iterator[Finding]:
             history.told.add(note)
             seen = [e for e in window.of_phase(Phase.MISUSE) if e.note == note]
             yield _finding(window, note, Kind.MISUSE, seen, REASONS.get(note, note))
+    yield from _absorbed(window, history)
     clipped = window.of_phase(Phase.CLIP)
     if clipped and not window.gradient_evidence():
         yield _finding(
@@ -44,16 +45,49 @@ def judge(window: RoundWindow, history: History) -> Iterator[Finding]:
         )
 
 
-def _finding(window: RoundWindow, rule: str, kind: Kind, seen: list[Evidence], reason: str) -> Finding:
+def _absorbed(window: RoundWindow, history: History) -> Iterator[Finding]:
+    """Rule 17: an intermediate overflowed, and neither loss nor gradients show it."""
+    seen = window.of_phase(Phase.AUDIT)
+    if not seen or window.has_nonfinite or "silent_overflow" in history.told:
+        return
+    history.told.add("silent_overflow")
+    before = f"; not before round {_audited_before(window.round)}, whose forward was clean" if window.round else ""
+    yield _finding(
+        window,
+        "silent_overflow",
+        Kind.SILENT_OVERFLOW,
+        seen,
+        f"{seen[0].note} on {rank_list(sorted({e.rank for e in seen}))} ({seen[0].check.inf} of {seen[0].check.numel} elements), "
+        f"and it was absorbed: loss and gradients are finite{before}",
+        stage=Stage.FORWARD,
+        cause=Cause.NUMERICS,
+    )
+
+
+def _audited_before(round_: int) -> int:
+    """The audited round before this one (0, 1, 2, 4, 8, …): it was clean, or this would have been told then."""
+    return 0 if round_ < 2 else 1 << ((round_ - 1).bit_length() - 1)
+
+
+def _finding(
+    window: RoundWindow,
+    rule: str,
+    kind: Kind,
+    seen: list[Evidence],
+    reason: str,
+    *,
+    stage: Stage = Stage.OPTIMIZER,
+    cause: Cause = Cause.OPTIMIZATION,
+) -> Finding:
     ranks = tuple(sorted({e.rank for e in seen}))
     verdict = Verdict(
         rule=rule,
         kind=kind,
-        stage=Stage.OPTIMIZER,
+        stage=stage,
         attribution=attribution_of(ranks, tuple(window.closed)),
         suspect_ranks=ranks,
         severity=Severity.WARNING,
-        cause=Cause.OPTIMIZATION,
+        cause=cause,
         reason=reason,
         findings=findings(window, ranks),
     )

@@ -209,6 +209,14 @@ TABLE: tuple[Row, ...] = (
         WHERE_SEEN,
         _W,
     ),
+    Row(
+        "silent_overflow",
+        "an intermediate overflowed its half precision and was absorbed (audited rounds)",
+        _K.SILENT_OVERFLOW,
+        _S.FORWARD,
+        WHERE_SEEN,
+        _W,
+    ),
     Row("clip_before_unscale", "clipping of scaled gradients", _K.MISUSE, _S.OPTIMIZER, WHERE_SEEN, _W),
     Row("step_without_unscale", "a step on scaled gradients", _K.MISUSE, _S.OPTIMIZER, WHERE_SEEN, _W),
     Row(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from sentinel.wire.messages import ClosedBy, Evidence, Phase, Role, RoundClosed
 
 GRADIENT_PHASES = frozenset({Phase.RAW, Phase.WIRE, Phase.REDUCED})
-NOT_A_VALUE = frozenset({Phase.CLIP, Phase.MISUSE, Phase.EXIT})
+NOT_A_VALUE = frozenset({Phase.CLIP, Phase.MISUSE, Phase.AUDIT, Phase.EXIT})
 """Phases whose evidence is of something else than a nonfinite value on its way."""
 
 

@@ -23,6 +23,7 @@ class Phase(StrEnum):
     WIRE = "wire"  # what a collective was given
     REDUCED = "reduced"  # what a collective returned
     CLIP = "clip"  # the norm that gradient clipping computed
+    AUDIT = "audit"  # an intermediate of the forward, in audited rounds; ``note`` names op, dtype and line
     MISUSE = "misuse"  # calls in an order that scales, clips or steps wrongly; ``note`` names which
     APPLIED = (
         "applied"  # gradients as the optimizer was about to apply them; looked at only in rounds with other evidence

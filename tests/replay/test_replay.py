@@ -156,6 +156,16 @@ def test_a_loop_that_needs_its_gradients_is_run_with_them(record: Record) -> Non
     assert any("without gradients did not get there" in note for note in found["notes"])
 
 
+def test_a_loop_that_misses_its_peers_is_entered_at_once(record: Record) -> None:
+    """A script that fails alone before the recorded round is replayed from its first forward, with the recorded inputs."""
+    found = record("penalty.py", "world").replay("--precision", "same", "--no-samples")
+    assert found["reproduced"] is True
+    assert "x.norm(" in found["first_bad_op"]["code"]
+    assert found["first_bad_op"]["rows"] == [4]
+    assert [trial["inputs"] for trial in found["trials"]][2] == "substituted"
+    assert "a worker is missing" in " ".join(found["notes"])
+
+
 def test_a_script_that_cannot_be_replayed_says_why(record: Record) -> None:
     """Exit 1, the script's own error with its line, and the three lines of an entry function."""
     trained = record("penalty.py", "grad")

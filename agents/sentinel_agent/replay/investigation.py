@@ -87,6 +87,10 @@ class Investigation:
         )
         return self._record(facts, time.monotonic() - began)
 
+    def _anomalies(self) -> tuple[str, ...]:
+        """What torch's own anomaly detection said."""
+        return (f"anomaly detection: {self._anomaly}",) if self._anomaly else ()
+
     def _redacted(self) -> tuple[str, ...]:
         """Arguments that the bundle does not have may matter."""
         hidden = any(HIDDEN in argument for argument in self._recording.header.environment.argv)
@@ -196,12 +200,7 @@ class Investigation:
             batch=inspect_batch(self._bundle, self._recording),
             trials=tuple(self._trials),
             diverted=facts.same.diverted,
-            notes=(
-                *self._why,
-                *self._redacted(),
-                *facts.same.notes,
-                *([f"anomaly detection: {self._anomaly}"] if self._anomaly else []),
-            ),
+            notes=(*self._why, *self._redacted(), *facts.same.notes, *self._anomalies()),
             seconds=round(seconds, 2),
             replayed_at=time.time(),
         )

@@ -47,6 +47,7 @@ class _Taps:
     def __init__(self) -> None:
         self.provider: Callable[[], Batches | None] = _no_window
         self.outputs: list[OutputCallback] = []
+        self.ends: list[Callable[[], object]] = []
         self.roots = WatchedModules(_before_forward, _after_forward)
         self.use(Health(-1, lambda _reason: None).guarded)
 
@@ -88,12 +89,18 @@ def uninstall() -> None:
     """Take the hooks off and see nothing any more; the patches pass calls through until ``patching.restore``."""
     _taps.provider = _no_window
     _taps.outputs.clear()
+    _taps.ends.clear()
     _taps.roots.clear()
 
 
 def on_output(callback: OutputCallback) -> None:
     """Call ``callback(module, output)`` after each outermost forward of a root with gradients enabled."""
     _taps.outputs.append(_taps.guard("output", callback))
+
+
+def on_forward_end(callback: Callable[[], object]) -> None:
+    """Call ``callback()`` after each outermost forward of a root, however it ended."""
+    _taps.ends.append(_taps.guard("forward_end", callback))
 
 
 def watch_root(module: nn.Module) -> bool:
@@ -142,6 +149,9 @@ def _leave(module: nn.Module, output: Any) -> None:
     if not running or running[-1] is not module:
         return
     running.pop()
+    if not running:
+        for ended in _taps.ends:
+            ended()
     if running or output is None or not torch.is_grad_enabled():  # there is no output if the forward raised
         return
     if _taps.provider() is None or _replayed_by_torch():

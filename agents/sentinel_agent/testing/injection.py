@@ -68,11 +68,7 @@ class Injection:
     def before(self, read: wire.Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Change what the listener will see, let it look, change what it has seen."""
         call = read(args, kwargs)
-        if not any(t.is_floating_point() and t.numel() > 1 for t in call.inputs):
-            return self._listener.before(read, args, kwargs)
-        index = self._seen[self._now()]
-        self._seen[self._now()] += 1
-        self._keep(call, index)
+        index = self._number(call)
         at_wire = list(self._due(Phase.WIRE, index))
         self._change(call.inputs, [n for n in at_wire if self._faults[n].what not in IN_FLIGHT])
         inner = self._listener.before(read, args, kwargs)
@@ -82,6 +78,15 @@ class Injection:
             scatter.then(partial(self._change, call.outputs, later))
             later = []
         return _Token(inner, call.outputs, later) if later or inner is not None else None
+
+    def _number(self, call: wire.Call) -> int:
+        """The collective's number among those of the round that faults can happen to, -1 for another one."""
+        if not any(t.is_floating_point() and t.numel() > 1 for t in call.inputs):
+            return -1
+        index = self._seen[self._now()]
+        self._seen[self._now()] += 1
+        self._keep(call, index)
+        return index
 
     def after(self, token: _Token, result: Any) -> None:
         """Change the result, once it is there, before the listener looks at it."""

@@ -182,6 +182,21 @@ def test_two_habits_are_two_incidents() -> None:
     assert sorted(i.rule for i in world.incidents) == sorted(REASONS)[:2]
 
 
+def test_an_absorbed_overflow_is_told_once_with_the_last_clean_round() -> None:
+    """The audit's finding is a warning of the forward; a round whose loss shows it is another story."""
+    world = World(2)
+    world.healthy(4)
+    for _ in range(3):
+        world.tell(world.round().saw(Phase.AUDIT, 1, note="mm overflowed float16 at train.py:7"))
+    one = world.incident
+    assert (one.rule, one.kind, one.stage) == ("silent_overflow", Kind.SILENT_OVERFLOW, Stage.FORWARD)
+    assert (one.severity, one.suspect_ranks, one.round) == (Severity.WARNING, (1,), 4)
+    assert "train.py:7" in one.reason
+    assert "not before round 2" in one.reason
+    shown = Round(2, 4).loss(1).saw(Phase.AUDIT, 1, note="mm overflowed")
+    assert [told.verdict.rule for told in judge(shown.window(), History())] == []
+
+
 def test_an_overflown_norm_with_finite_gradients_stalls_training() -> None:
     """Clipping multiplies the update by zero; seen again, it is the same incident."""
     world = World(2)
