@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -23,11 +24,8 @@ MAX_FAULTS = 5
 
 def one_line(error: BaseException) -> str:
     """Type and first line of the text of ``error``, at most 180 characters, whatever its ``__str__`` does."""
-    try:
-        text = str(error).strip().partition("\n")[0]
-    except Exception:  # noqa: BLE001 - the text of somebody's exception is no reason for another one
-        text = "(its text cannot be shown)"
-    return f"{type(error).__name__}: {text}"[:180]
+    shown = traceback.format_exception_only(type(error), error)[-1]  # survives a __str__ that raises
+    return shown.strip().partition("\n")[0][:180]
 
 
 def say(text: str) -> None:

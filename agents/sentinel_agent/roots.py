@@ -48,8 +48,8 @@ def _owners(modules: Iterable[nn.Module], parameters: list[torch.Tensor]) -> lis
     order = {id(p): i for i, p in enumerate(parameters)}
     first: list[tuple[int, nn.Module]] = []
     for module in modules:
-        parameters = vars(module).get("_parameters")
-        places = [order[id(p)] for p in parameters.values() if id(p) in order] if isinstance(parameters, dict) else []
+        own = vars(module).get("_parameters")
+        places = [order[id(p)] for p in own.values() if id(p) in order] if isinstance(own, dict) else []
         if places:
             first.append((min(places), module))
     return [module for _, module in sorted(first, key=lambda placed: placed[0])]

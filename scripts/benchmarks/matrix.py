@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matrix_cases import NOTHING, PHASES, Case, Right, Way, draw, right
+from matrix_cases import LEFT_OUT, NOTHING, PHASES, Case, Right, Way, draw, right
 
 RANKS = Path(__file__).with_name("matrix_ranks.py")
 SENTINEL = (sys.executable, "-m", "sentinel.cli.main")
@@ -191,6 +191,7 @@ def report(results: Sequence[Result], seconds: float) -> int:
     told = [one for one in results if right(one.case) != NOTHING]
     quiet = [one for one in results if right(one.case) == NOTHING]
     print("\n".join([*scoreboard(told), "", *confusion(results), "", *wrong(results)]))
+    print("\n".join(f"not drawn: {reason}" for reason in LEFT_OUT))
     passed, alarms = sum(one.passed for one in told), sum(len(one.alarms) for one in results)
     alarms += sum(len(one.found) for one in quiet)
     share = passed / len(told) if told else 1.0

@@ -130,7 +130,7 @@ class PartEntry(_Record):
 
 
 class Manifest(_Record):
-    """``manifest.json``. ``complete`` only if every rank's part is here and whole; otherwise ``missing_ranks`` says whose is not."""
+    """``manifest.json``. ``complete`` only if every rank's part is here and whole; else ``missing_ranks`` says whose is not."""
 
     format_version: Literal[1] = 1
     id: str

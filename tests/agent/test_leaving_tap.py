@@ -62,7 +62,7 @@ def test_an_exception_is_noted_in_one_line(heard: Heard) -> None:
     _uncaught(_die, RuntimeError("first line\nsecond line"))
     _uncaught(_die, KeyError())
     _uncaught(_die, ValueError("x" * 1000))
-    assert heard.notes[:2] == ["RuntimeError: first line", "KeyError: "]
+    assert heard.notes[:2] == ["RuntimeError: first line", "KeyError"]
     assert len(heard.notes[2]) < 200
     assert heard.losses == []
 

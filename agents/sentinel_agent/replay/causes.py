@@ -80,11 +80,15 @@ def _forward(op: BadOp) -> Reading:
     culprit = op.inputs[1] if base in ("div", "div_", "divide", "true_divide") and len(op.inputs) > 1 else None
     if culprit is not None and culprit.zeros:
         cause: Cause = "numerics" if culprit.trained else "data"
-        return Reading(cause, "division_by_zero", f"division by zero: {culprit.zeros} of {math.prod(culprit.shape)} divisors")
+        return Reading(
+            cause, "division_by_zero", f"division by zero: {culprit.zeros} of {math.prod(culprit.shape)} divisors"
+        )
     first = op.inputs[0] if op.inputs else None
     if first is not None and first.zeros and base in ("log", "log2", "log10", "reciprocal", "rsqrt", "pow"):
         return Reading(
-            "numerics" if first.trained else "data", f"{base}_of_zero", f"{base} of zero: {first.zeros} of {math.prod(first.shape)} elements"
+            "numerics" if first.trained else "data",
+            f"{base}_of_zero",
+            f"{base} of zero: {first.zeros} of {math.prod(first.shape)} elements",
         )
     return Reading(
         "numerics" if any(i.trained for i in op.inputs) else "data", "undefined", f"{base} is not defined there"

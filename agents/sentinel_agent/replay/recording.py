@@ -19,7 +19,6 @@ from sentinel.bundle.manifest import (
     RNG_FILE,
     BatchEntry,
     PartHeader,
-    TensorStatistics,
 )
 from sentinel.bundle.reader import Bundle, Part, TensorFile
 from sentinel_agent.rng import RngState, from_tensors
@@ -108,21 +107,6 @@ class Recording:
             found.append(weights[name])
         return found
 
-    def sharded_with(self, shape: tuple[int, ...], name: str) -> bool:
-        """True if what was recorded under ``name`` is smaller than a whole tensor of ``shape``."""
-        own = self.weights.get(name)
-        return own is not None and tuple(own.shape) != shape
-
-    @property
-    def damaged(self) -> tuple[str, ...]:
-        """Parameters and buffers that were nonfinite before the step."""
-        return tuple(name for name, tensor in self.weights.items() if _holds_nan(tensor))
-
-    @property
-    def odd_statistics(self) -> tuple[TensorStatistics, ...]:
-        """Statistics of batch tensors that hold something nonfinite."""
-        return tuple(one for one in self.header.batch_statistics if one.nan or one.inf)
-
     @property
     def _raw(self) -> frozenset[str]:
         return frozenset(self.header.raw_gradients)
@@ -150,10 +134,6 @@ def _read(source: TensorFile, name: str) -> Tensor:
     if not raw:
         return torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
     return torch.frombuffer(raw, dtype=torch.uint8).view(_DTYPES[entry.dtype]).reshape(entry.shape)
-
-
-def _holds_nan(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and bool(tensor.float().isnan().any())
 
 
 def flat_tensors(value: Any) -> list[Tensor]:

@@ -75,7 +75,6 @@ class Session:
         self.step_began = 0.0
         self.step_seconds = 0.0
         self.live_forwards = 0
-        self.restored = 0
         self._finish = finish
         self._restored_once = False
 
@@ -161,7 +160,7 @@ class Session:
             return
         with self.tracer.pause():
             reshard(self.naming)
-            self.restored, missing = restore(self.naming, self.recording.weights)
+            missing = restore(self.naming, self.recording.weights)
         for name, tensor in named(self.naming):
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             self.tracer.arrived(tensor, f"{kind} {name}")

@@ -23,17 +23,16 @@ def named(naming: Naming) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def restore(naming: Naming, recorded: Mapping[str, Tensor]) -> tuple[int, list[str]]:
-    """Copy what was recorded; returns how many tensors, and the names of those that have no counterpart of their shape."""
-    restored, missing = 0, []
+def restore(naming: Naming, recorded: Mapping[str, Tensor]) -> list[str]:
+    """Copy what was recorded; returns the names of tensors that have no counterpart of their shape in the recording."""
+    missing = []
     for name, tensor in named(naming):
         target, source = local(tensor).detach(), recorded.get(name)
         if source is None or source.shape != target.shape:
             missing.append(name)
         else:
             target.copy_(source)
-            restored += 1
-    return restored, missing
+    return missing
 
 
 def reshard(naming: Naming) -> None:

@@ -27,7 +27,6 @@ class World:
     def __init__(self, rank: int, world_size: int, on_reduction: Callable[[Call, int], None]) -> None:
         self.peers: list[Contributions] = []
         self.index = 0
-        self.added = 0
         self._rank = rank
         self._size = world_size
         self._on_reduction = on_reduction
@@ -96,7 +95,6 @@ class World:
         for peer in self.peers:
             given = peer[self.index] if self.index < len(peer) else []
             if _fits(call.inputs, given):
-                self.added += 1
                 for mine, theirs in zip(call.inputs, given, strict=True):
                     _reduce(mine, theirs, call.reduce_op)
         if self.peers and call.reduce_op == "AVG":

@@ -27,9 +27,7 @@ def next_steps(facts: Facts) -> tuple[Step, ...]:
 
 def _proving(facts: Facts) -> list[Step]:
     if facts.bundle is None:
-        return [
-            Step("No bundle was kept, so the step cannot be replayed; run again with a dump level of full or batch.")
-        ]
+        return [Step("No bundle was kept of this round, so it cannot be replayed.")]
     path = shlex.quote(str(facts.bundle.path))
     if facts.replays:
         return [Step("Look at every part in full", f"sentinel dump show {path}")]

@@ -58,7 +58,10 @@ def _per_rank(history: History, value: Value) -> list[Line]:
         lines = [Line(f"rank {r}", f"other o{i % 4}", _points(history, r, value)) for i, r in enumerate(others)]
     else:
         lines = [Line("median of the other ranks", "other o0", _median(history, others, value))] if others else []
-    return [*lines, *(Line(f"rank {r}", "fault", _points(history, r, value)) for r in suspects)]
+    # Red tells suspects from the others; where there are no others, colours tell the ranks apart.
+    styles = ["fault"] * len(suspects) if others else [f"other o{i % 4}" for i in range(len(suspects))]
+    drawn = zip(suspects, styles, strict=True)
+    return [*lines, *(Line(f"rank {r}", style, _points(history, r, value)) for r, style in drawn)]
 
 
 def _shared(history: History, value: Value) -> Line:

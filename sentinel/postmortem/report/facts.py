@@ -45,8 +45,10 @@ class Facts:
 
     @property
     def proven(self) -> ReplayRecord | None:
-        """The replay that settled the cause, if one did."""
-        return next((r for r in self.replays if r.reproduced and r.cause != "unknown"), None)
+        """The replay that settled the cause, if one did. One of another round proves nothing about this incident."""
+        round_ = self.incident.round if self.incident else None
+        fits = (r for r in self.replays if round_ in (None, r.round))
+        return next((r for r in fits if r.reproduced and r.cause != "unknown"), None)
 
     @property
     def suspects(self) -> tuple[int, ...]:
@@ -60,7 +62,7 @@ def gather(incident: Incident | None, bundle_path: Path | None, run_dir: Path | 
     bundle = _bundle(bundle_path, missing)
     suspects = incident.suspect_ranks if incident else ()
     headers = _headers(bundle, suspects, missing)
-    script, lint = script_findings(headers)
+    script, lint = script_findings(headers, run_dir)
     replays = _replays(bundle, missing)
     shown = headers[:BATCHES_SHOWN]
     return Facts(

@@ -69,7 +69,7 @@ class _Frame:
 
     def ticks(self) -> list[float]:
         middle = self.low / 2 + self.high / 2
-        return [10**v if self.log else v for v in (self.low, middle, self.high)]
+        return [float(f"{10**v:.6g}") if self.log else v for v in (self.low, middle, self.high)]
 
 
 def _axes(frame: _Frame, origin: int) -> Markup:

@@ -81,6 +81,13 @@ def test_curves_of_few_ranks_are_each_ranks_own() -> None:
     assert [label for label, _ in drawn["loss"].legend] == ["rank 0", "rank 1"]
 
 
+def test_curves_tell_ranks_apart_where_all_are_suspects() -> None:
+    """Red marks suspects among others; where every rank is one, each line has a colour of its own."""
+    past_rounds = history(past.log(), story.incident(suspect_ranks=(0, 1)))
+    assert past_rounds is not None
+    assert [style for _, style in curves(past_rounds)[0].legend] == ["other o0", "other o1"]
+
+
 def test_curves_of_many_ranks_are_suspects_and_median() -> None:
     """Beyond eight ranks the others are one line, their median."""
     incident = story.incident(world_size=40)

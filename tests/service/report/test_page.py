@@ -173,6 +173,29 @@ def test_replay_that_settles_nothing_proves_nothing(facts: Facts) -> None:
     assert "replay did not settle it" in page
 
 
+def test_replay_of_another_round_proves_nothing(facts: Facts) -> None:
+    """A bundle may be of a later round than the incident: its replay is shown with its round, and settles no cause."""
+    assert facts.incident is not None
+    earlier = replace(facts, incident=facts.incident.model_copy(update={"round": 6}))
+    assert earlier.proven is None
+    page = report_html([earlier], "incident")
+    assert "replay of rank 1, round 7" in page
+    assert "proven by replay" not in page
+
+
+def test_script_is_linted_where_no_bundle_was_kept(tmp_path: Path) -> None:
+    """Without a part the launcher's own record names the script; a damaged record names none."""
+    script = tmp_path / "train.py"
+    script.write_text("import torch\ny = x / x.std()\n")
+    record = tmp_path / "run.json"
+    record.write_text(json.dumps({"argv": ["--nproc-per-node", "2", str(script)]}))
+    facts = gather(story.incident(bundle=None), None, tmp_path, ())
+    assert (facts.script, [f.rule for f in facts.lint]) == (str(script), ["division_by_std"])
+    for damaged in ("[]", "{", '{"argv": 3}', '{"argv": [1, null]}'):
+        record.write_text(damaged)
+        assert gather(story.incident(bundle=None), None, tmp_path, ()).script == ""
+
+
 def test_guilty_samples_are_marked_in_every_tensor_of_the_batch(facts: Facts) -> None:
     """What replay found guilty is marked, also where the sample looks like any other."""
     plain = [
