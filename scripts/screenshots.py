@@ -41,8 +41,8 @@ SHOTS = {
 
 
 # The story lies in a temporary folder; readers are shown a place like theirs.
-SHOWN_PLACE = """() => { for (const code of document.querySelectorAll("pre code")) {
-  code.textContent = code.textContent.replaceAll(/\\/\\S*(?=\\/digits)/g, "/home/ada/runs"); } }"""
+SHOWN_PLACE = r"""() => { for (const code of document.querySelectorAll("pre code")) {
+  code.textContent = code.textContent.replaceAll(/\/\S*(?=\/digits)/g, "/home/ada/runs"); } }"""
 
 
 def main(folder: Path) -> None:

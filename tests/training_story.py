@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+import time
 
 from relay_client import RelayClient
 
@@ -23,7 +23,11 @@ from sentinel.wire.messages import (
     Report,
     Role,
     RoundClosed,
+    is_critical,
 )
+
+RESEND_SECONDS = 3.0
+ACKNOWLEDGED_SECONDS = 90.0
 
 
 class TrainingStory:
@@ -94,14 +98,20 @@ class TrainingStory:
         return Evidence(0, rank, number, number, 0, phase, self.started_at + 0.41 * number, seen, names, 48, reduction)
 
 
-def send(relay: RelayClient, reports: list[Report]) -> int:
-    """Send reports in frames of the size that a relay would; returns the last frame's sequence number."""
-    sequence = 0
-    for batch in _batches(reports):
-        sequence = relay.send(batch)
-    return sequence
-
-
-def _batches(reports: list[Report]) -> Iterator[list[Report]]:
+def send(relay: RelayClient, reports: list[Report]) -> None:
+    """Send reports in frames of the size that a relay would, and, as a relay does, the critical ones until they are acknowledged."""
+    owed = {}
     for at in range(0, len(reports), MAX_BATCH):
-        yield reports[at : at + MAX_BATCH]
+        batch = reports[at : at + MAX_BATCH]
+        sequence = relay.send(batch)
+        if any(is_critical(report) for report in batch):
+            owed[sequence] = batch
+    deadline = time.monotonic() + ACKNOWLEDGED_SECONDS
+    while owed:
+        resend_at = time.monotonic() + RESEND_SECONDS
+        while owed and time.monotonic() < resend_at:
+            relay.listen(50)
+            owed = {sequence: batch for sequence, batch in owed.items() if sequence not in relay.acks}
+        assert time.monotonic() < deadline, f"{len(owed)} critical frames were not acknowledged"
+        for sequence, batch in owed.items():
+            relay.send(batch, sequence)

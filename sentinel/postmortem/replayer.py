@@ -34,13 +34,14 @@ def replay(request: ReplayRequest, progress: Callable[[str], None]) -> ReplayRec
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdin.write(request.model_dump_json())
-        process.stdin.close()
+        process.stdin.write(request.model_dump_json() + "\n")
+        process.stdin.flush()  # it stays open: should this process die, the other sees the end of it and ends, too
         try:
             record = _listen(process.stdout, progress)
         except BaseException:
             process.terminate()  # it ends the trial that is running, too
             raise
+        process.stdin.close()
         complaint = process.stderr.read().strip()
     if record is None:
         raise _failure(complaint)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from recorded import Record, sentinel
+from recorded import SENTINEL, Record, sentinel
 
 pytestmark = pytest.mark.e2e
 
@@ -16,6 +20,41 @@ def hashes(place: Path) -> dict[str, str]:
     """SHA-256 of every file below ``place``, the run directory left out."""
     files = [p for p in place.rglob("*") if p.is_file() and place / "run" not in p.parents]
     return {str(p.relative_to(place)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(files)}
+
+
+def descendants(pid: int, depth: int) -> list[int]:
+    """Processes that ``pid``'s children have started, ``depth`` generations below it."""
+    found = [pid]
+    for _ in range(depth):
+        found = [int(one) for parent in found for one in children(parent)]
+    return found
+
+
+def children(pid: int) -> list[str]:
+    """Direct children of all threads of a process; none if it is gone."""
+    try:
+        return [one for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def alive(pid: int) -> bool:
+    """True if the process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def waited_for(look: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """What ``look`` returns as soon as it is true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("waited in vain")
 
 
 @pytest.mark.parametrize("planted", ["5", "5,40"])
@@ -182,6 +221,18 @@ def test_a_script_that_cannot_be_replayed_says_why(record: Record) -> None:
     assert "ValueError: this machine is not the cluster (penalty.py:" in lines[1]
     assert sum("replay_step" in line or "model," in line for line in lines) >= 3
     assert "Traceback" not in ran.stdout + ran.stderr
+
+
+def test_a_replay_that_is_killed_leaves_no_process(record: Record) -> None:
+    """Even SIGKILL to the command ends the trial that runs, with what it has started."""
+    trained = record("loader.py", "5")
+    hanging = trained.place / "hanging.py"
+    hanging.write_text("import time\ntime.sleep(300)\n")
+    words = [*SENTINEL, "replay", str(trained.bundle), "--script", str(hanging)]
+    with subprocess.Popen(words, cwd=trained.place, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        trial = waited_for(lambda: descendants(process.pid, depth=2))
+        process.kill()
+    waited_for(lambda: not any(alive(pid) for pid in trial))
 
 
 def test_the_text_page_reads_from_the_verdict_down(record: Record) -> None:

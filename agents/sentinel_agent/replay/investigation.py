@@ -133,10 +133,18 @@ class Investigation:
                 continue
             if precision == "fp32" and not fault.low_precision:
                 self._cells[precision] = self._cells["same"]
-            elif together is not None:
-                self._cells[precision] = found(self._with_peers(precision))
             else:
-                self._cells[precision] = found(self._try(precision, f"in {precision}", precision=precision))
+                self._cells[precision] = self._cell(precision, with_peers=together is not None)
+
+    def _cell(self, precision: Precision, *, with_peers: bool) -> Found:
+        """One cell of the precision table; why a run failed goes to the notes."""
+        if with_peers:
+            outcome = self._with_peers(precision)
+        else:
+            outcome = self._try(precision, f"in {precision}", precision=precision)
+        if outcome is not None and outcome.status != "replayed":
+            self._why.append(f"in {precision}: {outcome.reason}")
+        return found(outcome)
 
     def _with_peers(self, precision: Precision) -> TrialOutcome | None:
         """The step with what the other ranks give to each reduction, recomputed from their own parts. None if that fails."""

@@ -1,4 +1,4 @@
-"""A replay as a process: request in by standard input, progress and record out by standard output, one JSON object a line.
+"""A replay as a process: request in by standard input, progress and record out by standard output, one JSON object a line each.
 
 Owns this protocol and the choice of the rank; who asked keeps the record. Torch is imported here once; trials are forked.
 """
@@ -9,10 +9,12 @@ import ast
 import importlib
 import importlib.util
 import json
+import os
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -38,7 +40,8 @@ def serve() -> int:
         signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
     )  # so that the trial that runs is ended, too
     try:
-        request = ReplayRequest.model_validate_json(sys.stdin.read())
+        request = ReplayRequest.model_validate_json(sys.stdin.readline())
+        threading.Thread(target=_end_with_who_asked, daemon=True).start()
         record = _replay(request)
     except (Refused, BundleRefused) as error:
         _say(error=str(error))
@@ -48,6 +51,13 @@ def serve() -> int:
         return 2
     print(json.dumps({"record": json.loads(record.model_dump_json())}), flush=True)
     return 0
+
+
+def _end_with_who_asked() -> None:
+    """Standard input stays open as long as somebody waits for the record; nobody does once it ends."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _replay(request: ReplayRequest) -> ReplayRecord:

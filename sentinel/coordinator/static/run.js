@@ -3,7 +3,7 @@ import { Curve } from "./curves.js";
 import { HeatMap, unusual } from "./heatmap.js";
 import { follow } from "./live.js";
 
-const ROUNDS = 160, BLOCKS = 64;
+const ROUNDS = 160, BLOCKS = 64, RETRY_MS = 2000;
 const run = document.getElementById("main").dataset.run;
 const everyone = document.getElementById("all-ranks");
 const curves = [...document.querySelectorAll("[data-curve]")].map((figure) => new Curve(figure));
@@ -13,7 +13,11 @@ let shown = { first: 0, count: 0 };
 async function draw() {
   const query = new URLSearchParams({ run_id: run, last: ROUNDS, blocks: BLOCKS, ...shown });
   const response = await fetch(`/api/v1/rounds?${query}`);
-  if (!response.ok) return;
+  if (!response.ok) {
+    // A busy coordinator answers late, and a run that is over need not change again to be drawn.
+    setTimeout(draw, RETRY_MS);
+    return;
+  }
   const answer = await response.json();
   heatmap.show(answer);
   for (const curve of curves) curve.show(answer.rounds);
