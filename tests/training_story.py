@@ -99,7 +99,7 @@ class TrainingStory:
 
 
 def send(relay: RelayClient, reports: list[Report]) -> None:
-    """Send reports in frames of the size that a relay would, and, as a relay does, the critical ones until they are acknowledged."""
+    """Send reports in frames of a relay's size, and as a relay does, the critical ones until they are acknowledged."""
     owed = {}
     for at in range(0, len(reports), MAX_BATCH):
         batch = reports[at : at + MAX_BATCH]

@@ -5,6 +5,7 @@ Owns what is on each page. Pages are whole without scripts; scripts of our own r
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
@@ -87,7 +88,13 @@ class Views:
             return self._missing(f"There is no incident {wanted}.")
         bundles = self._bundles(found.run_id, [found])
         directory = self._sources.bundle_root(found.run_id, found.bundle.rpartition("/")[2] if found.bundle else "")
-        return self._page("incident.html", incident=found, bundle=bundles[0] if bundles else None, directory=directory)
+        return self._page(
+            "incident.html",
+            incident=found,
+            bundle=bundles[0] if bundles else None,
+            directory=directory,
+            here=str(request.base_url).rstrip("/"),
+        )
 
     def file(self, request: Request) -> Response:
         """A script, a style sheet or a picture of ours."""
@@ -127,6 +134,7 @@ def environment() -> Environment:
         "bytes": _bytes,
         "number": _number,
         "sentence": _sentence,
+        "shell": shlex.quote,
     }
     return made
 

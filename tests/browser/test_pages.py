@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from relay_client import RelayClient, wait_until
+from story import RUN, incident, write_database
 from training_story import TrainingStory, send
 
 from sentinel.coordinator.app import Coordinator
@@ -195,6 +196,17 @@ def test_a_coordinator_that_goes_away_is_told(coordinator: Coordinator, visit: A
     coordinator.stop()
     page.wait_for_selector("#link[data-state=lost]")
     assert page.text_content("#link") == "coordinator does not answer"
+
+
+def test_a_run_of_the_past_is_a_quiet_page(tmp_path: Path, visit: Any) -> None:
+    """A run that is only in the database shows its incidents, says that nothing is live, and asks for nothing that is not there."""
+    write_database(tmp_path, incident())
+    with Coordinator(CoordinatorSettings(run_dir=tmp_path)) as coordinator:
+        seen = visit(f"{coordinator.http_url}/run?id={RUN}")
+        seen.page.wait_for_selector(LIVE)
+        assert "not being watched" in seen.page.text_content("#heat-readout")
+        assert seen.page.locator(".incident").count() == 1
+        seen.assert_well_behaved(coordinator.http_url)
 
 
 def test_signing_in(tmp_path: Path, visit: Any) -> None:

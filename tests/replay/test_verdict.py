@@ -183,6 +183,7 @@ def test_headroom_names_value_and_limit() -> None:
         (op("_softmax", kind="escalated"), "data"),
         (op("arrived", kind="arrived", what="tensor 0 of the batch"), "data"),
         (op("acos", operand(maximum=2.0)), "data"),
+        (op("mul", operand(dtype="float16", maximum=7168.0), outputs=INF16), "numerics"),
         (op("acos", operand(maximum=2.0, trained=True)), "numerics"),
     ],
 )

@@ -46,6 +46,8 @@ def read(op: BadOp) -> Reading:
         return Reading(
             "numerics", "derivative", f"the derivative of {op.node or base_of(op.op)} is not finite at this input"
         )
+    if op.outputs and op.outputs[0].dtype in ("float16", "bfloat16") and (detail := headroom(op)):
+        return Reading("numerics", "overflow", f"{base_of(op.op)} overflowed: {detail}")
     if _overflowed(op):
         return Reading(
             "optimization",

@@ -138,10 +138,8 @@ class Investigation:
 
     def _cell(self, precision: Precision, *, with_peers: bool) -> Found:
         """One cell of the precision table; why a run failed goes to the notes."""
-        if with_peers:
-            outcome = self._with_peers(precision)
-        else:
-            outcome = self._try(precision, f"in {precision}", precision=precision)
+        words = f"in {precision}"
+        outcome = self._with_peers(precision) if with_peers else self._try(precision, words, precision=precision)
         if outcome is not None and outcome.status != "replayed":
             self._why.append(f"in {precision}: {outcome.reason}")
         return found(outcome)

@@ -42,7 +42,6 @@ class Injection:
     ) -> None:
         self.fired: Counter[int] = Counter()
         self._faults = {i: f for i, f in enumerate(faults) if f.concerns(rank)}
-        self._all = list(faults)
         self._seed = seed
         self._listener = listener
         self._now = now
@@ -51,13 +50,8 @@ class Injection:
         self._parameters: set[str] = set()
         self._handles: list[Any] = []
         self._hooked: set[int] = set()
-        if any(f.phase is Phase.REDUCED for f in self._all):
+        if any(fault.phase is Phase.REDUCED for fault in faults):
             scatter.install()
-
-    @property
-    def mine(self) -> list[Fault]:
-        """Faults of this rank."""
-        return list(self._faults.values())
 
     def missing(self) -> list[Fault]:
         """Faults of this rank that have not happened."""

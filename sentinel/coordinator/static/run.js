@@ -42,5 +42,5 @@ function list(rows) {
 }
 
 everyone.addEventListener("click", () => { zoom(0, 0); document.getElementById("heatmap").focus(); });
-draw();
+if ("watched" in document.getElementById("main").dataset) draw();
 follow(run, draw);

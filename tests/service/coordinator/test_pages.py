@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 from relay_client import RelayClient, fault_of, hello
+from typer.testing import CliRunner
 
+from sentinel.cli.app import app
 from sentinel.coordinator.app import Coordinator
 from sentinel.coordinator.config import CoordinatorSettings
 from sentinel.coordinator.http import HttpUnavailable
@@ -102,6 +106,18 @@ def test_the_index_shows_hostile_names_as_text(served: Coordinator) -> None:
         policy = page.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
         assert "unsafe" not in policy
+
+
+def test_the_next_commands_can_be_pasted(served: Coordinator) -> None:
+    """What an incident's page says to run finds the incident, with a run name that a shell would split or run."""
+    [incident] = served.incidents()
+    page = get(served, f"/incident?id={incident.id}&run_id={quote(HOSTILE)}").text
+    [commands] = re.findall(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)
+    words = shlex.split(html.unescape(commands).splitlines()[0])
+    assert words[:3] == ["sentinel", "incidents", "show"]
+    ran = CliRunner().invoke(app, words[1:])
+    assert ran.exit_code == 0, ran.stderr
+    assert incident.id in ran.stdout
 
 
 def test_pages_hold_no_inline_script_or_style(served: Coordinator) -> None:
