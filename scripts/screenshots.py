@@ -41,7 +41,8 @@ SHOTS = {
 
 
 # The story lies in a temporary folder; readers are shown a place like theirs.
-SHOWN_PLACE = r"""() => { for (const code of document.querySelectorAll("pre code")) {
+SHOWN_PLACE = r"""() => { for (const part of document.querySelectorAll("[data-live]")) delete part.dataset.live;
+  for (const code of document.querySelectorAll("pre code")) {
   code.textContent = code.textContent.replaceAll(/\/\S*(?=\/digits)/g, "/home/ada/runs"); } }"""
 
 

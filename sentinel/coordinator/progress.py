@@ -52,7 +52,7 @@ class RoundRow:
     gradient_absmax: float | None = None
     gradient_absmax_sum: float = 0.0
     gradient_norm: float | None = None
-    float16: bool = False  # a float16 reduction was among those audited
+    float16: bool = False  # this run reduces in float16, as far as its audits have seen
     complete: bool = False
     ranks: bytearray | bytes = field(default_factory=bytearray)  # RankSaw by rank; bytes: compressed
 
@@ -132,6 +132,7 @@ class Progress:
         self.rounds_timed = 0
         self.round_seconds = 0.0
         self.rounds_skipped = 0  # rounds that any rank skipped
+        self._float16 = False  # a float16 reduction was seen in this run
         self._rows: dict[tuple[int, int], RoundRow] = {}
         self._settling: list[tuple[int, int]] = []
 
@@ -148,6 +149,8 @@ class Progress:
             row.mark(report.rank, RankSaw.RECEIVED if report.phase in _RECEIVED_PHASES else RankSaw.OWN)
             return
         row.close(report)
+        # Reductions are audited in turns, so a round that looked at no float16 one follows those that did.
+        self._float16 = row.float16 = row.float16 or self._float16
         self.rounds_skipped += report.skipped and row.skipped == 1
         if row.closed >= world_size > 0 and not row.complete:
             self._complete(row)

@@ -76,7 +76,18 @@ def _sites(
 
 IN_TRAINING = {
     *("wire", "wire_result", "join", "completion", "loss", "backward_end", "optimizer", "optimizer_made"),
-    *("scaler", "scaler_step", "scaler_scale", "clip", "clipped", "unscale", "loader", "indices", "forward", "forward_end"),
+    *(
+        "scaler",
+        "scaler_step",
+        "scaler_scale",
+        "clip",
+        "clipped",
+        "unscale",
+        "loader",
+        "indices",
+        "forward",
+        "forward_end",
+    ),
 }
 ELSEWHERE = {"misuse", "leaving", "exit", "terminate"}
 

@@ -47,6 +47,9 @@ def test_headroom_is_told_where_float16_is_reduced() -> None:
     progress = progress_of(2, 1, gradient_absmax=8192.0, sync=sync)
     assert progress.newest is not None
     assert progress.newest.headroom == pytest.approx(4.0, abs=0.01)
+    for rank in range(2):  # audits come in turns: the next round looks at another reduction
+        progress.note(closed(rank, 1, gradient_absmax=16384.0), 2)
+    assert progress.newest.headroom == pytest.approx(2.0, abs=0.01)
 
 
 def test_a_rank_shows_the_worst_that_it_saw() -> None:
