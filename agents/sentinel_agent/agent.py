@@ -81,7 +81,7 @@ class Agent:
         loss.install(self.ledger.loss, self._backward_begins, self._backward_ended, self.scaler.unscaled, self.health)
         clip.install(self._clipping, self._clipped, self.ledger.pending.join, self.health)
         batches.install_loader_tap(lambda: self if self.health.active else None, guarded)
-        batches.on_forward_end(self.audit.forward_ended)
+        batches.on_forward_end(guarded("forward_end", self.audit.forward_ended, even_off=True))
         leaving.install(self.ledger.loss_left_behind, self._leaving, self.goodbye, self.health)
         self.termination.install()
         os.register_at_fork(after_in_child=self._forked)

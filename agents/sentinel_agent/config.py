@@ -19,7 +19,8 @@ class AgentConfig:
     """What this process's agent may do. Times in seconds, sizes in bytes.
 
     ``dump_level``: ``stats`` writes structure and statistics only, ``batch`` also batches, RNG states and parameters.
-    ``audit`` traces the forward of rounds 0, 1, 2, 4, … for half-precision overflow that is absorbed.
+    ``audit`` traces the forward of rounds 0, 1, 2, 4, … for half-precision overflow that is absorbed; off unless asked for, since
+    code that is compiled under the trace's dispatch mode is not compiled.
     ``timers`` fills ``RoundClosed.check_seconds``; off in normal runs. ``check_delay`` sleeps before each check and exists for
     tests of the joins. ``dump_round`` writes this round's part whatever it holds, for tests of replay. ``fail_at`` raises inside
     the named tap and exists for tests of the latch.
@@ -40,7 +41,7 @@ class AgentConfig:
     clone_below: int = 1 << 20
     part_bytes: int = 10 << 30
     max_bundles: int = 8
-    audit: bool = True
+    audit: bool = False
     timers: bool = False
     goodbye_seconds: float = 1.0
     check_delay: float = 0.0

@@ -190,7 +190,7 @@ def gan(rounds: int) -> None:
     judge = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 1)))
     make_step, judge_step = (torch.optim.Adam(one.parameters(), lr=1e-3) for one in (maker, judge))
     score = nn.functional.binary_cross_entropy_with_logits
-    for step in range(rounds // 2):
+    for step in range(-(-rounds // 2)):
         real, _ = batch(step)
         noise = torch.randn(ROWS, 8)
         judge_step.zero_grad()
@@ -206,7 +206,7 @@ def join(rounds: int) -> None:
     """Epochs in which rank 0 runs out of batches first. No Adam: its state would not be that of the others afterwards."""
     model = DistributedDataParallel(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for epoch in range(max(rounds // EPOCH, 1)):
+    for epoch in range(-(-rounds // EPOCH)):
         with model.join():
             for step in range(min(EPOCH, rounds) - (FEWER if dist.get_rank() == 0 else 0)):
                 optimizer.zero_grad()

@@ -87,7 +87,8 @@ class RoundRow:
             self.gradient_absmax_sum += report.gradient_absmax
         if report.sync:
             norm = math.sqrt(sum(sync.norm * sync.norm for sync in report.sync))
-            self.gradient_norm = _larger(self.gradient_norm, norm)
+            if norm or not report.gradient_absmax:  # 0 beside gradients that are not: results nobody could look at
+                self.gradient_norm = _larger(self.gradient_norm, norm)
             self.float16 = self.float16 or any(sync.audited_dtype == "float16" for sync in report.sync)
         if report.skipped:
             self.skipped += 1

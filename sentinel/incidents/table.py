@@ -211,7 +211,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "silent_overflow",
-        "an intermediate overflowed its half precision and was absorbed (audited rounds)",
+        "an intermediate overflowed its half precision and was absorbed (only where the audit is on)",
         _K.SILENT_OVERFLOW,
         _S.FORWARD,
         WHERE_SEEN,

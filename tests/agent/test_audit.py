@@ -40,6 +40,12 @@ class Masked(nn.Module):
         return filled.float().softmax(-1).sum()
 
 
+@pytest.fixture
+def watched(watch: Callable[..., Watched]) -> Watched:
+    """An agent whose settings ask for the audit."""
+    return watch(audit=True)
+
+
 def _train(watched: Watched, model: nn.Module, forward: Callable[[int], torch.Tensor], rounds: int) -> None:
     watched.agent.root_made(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -73,6 +79,23 @@ def test_the_mode_is_left_when_the_forward_fails(watched: Watched) -> None:
     with pytest.raises(RuntimeError):
         model(torch.ones(4, 3), 1.0)
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_the_mode_is_left_when_the_agent_goes_off(watched: Watched) -> None:
+    """An agent that switches itself off inside of a forward still takes its mode out at the end."""
+    model = Half()
+    watched.agent.root_made(model)
+    model.register_forward_pre_hook(lambda *_: watched.agent.health.disable("told by a test"))
+    model(torch.ones(4, 4), 1.0)
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_nothing_is_traced_unless_asked_for(watch: Callable[..., Watched]) -> None:
+    """By default a forward runs under no mode, so that a model compiles whole on its very first call."""
+    watched = watch()
+    model = torch.compile(nn.Linear(2, 2), backend="eager", fullgraph=True)
+    watched.agent.root_made(model)
+    assert model(torch.ones(1, 2)).shape == (1, 2)
 
 
 def test_results_are_the_same_with_and_without(watched: Watched) -> None:

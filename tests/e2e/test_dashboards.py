@@ -18,23 +18,21 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 SECONDS = 100
 
-# Mixed precision, float16 reductions, one poisoned batch, timers on, and rounds for as long as the launcher lives.
+# Mixed precision, poisoned batches, timers on, and rounds for as long as the launcher lives.
 TRAINING = """
 import os
 import time
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)))
-model.register_comm_hook(None, fp16_compress_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 rows = torch.randn(2000, 16)
-rows[16] = float("nan")
+rows[16::30] = float("nan")  # again and again, so that an incident is open whenever it is asked for
 loader = torch.utils.data.DataLoader(rows, batch_size=2)
 launcher = os.getppid()
 for step, batch in enumerate(loader):
@@ -49,8 +47,8 @@ for step, batch in enumerate(loader):
     time.sleep(0.3)
 """
 
-# Empty in a run without that trouble: nothing is dropped or swallowed here.
-EMPTY_WITHOUT_TROUBLE = {"Reports dropped", "Faults swallowed by agents"}
+# Empty in a run without that trouble (nothing is dropped or swallowed here) or without a float16 reduction that was audited.
+EMPTY_WITHOUT_TROUBLE = {"Reports dropped", "Faults swallowed by agents", "float16 headroom"}
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """Audit of a forward: intermediates that overflow their half precision and are absorbed before they reach the loss.
 
-Owns a dispatch mode around the outermost root forward of rounds 0, 1, 2, 4, 8, …, on host tensors, and never in a process with a
-compiled region. Only arithmetic that leaves float16 or bfloat16 counts: infinities that are written as constants (attention
-masks), or that come of adding to one, are meant.
+Owns a dispatch mode around the outermost root forward of rounds 0, 1, 2, 4, 8, …, on host tensors, where the settings ask for
+it (torch does not compile under such a mode), and never once anything was compiled. Only arithmetic that leaves float16 or
+bfloat16 counts: infinities that are written as constants (attention masks), or that come of adding to one, are meant.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def on_output(callback: OutputCallback) -> None:
 
 
 def on_forward_end(callback: Callable[[], object]) -> None:
-    """Call ``callback()`` after each outermost forward of a root, however it ended."""
-    _taps.ends.append(_taps.guard("forward_end", callback))
+    """Call ``callback()`` after each outermost forward of a root, however it ended. It must not raise."""
+    _taps.ends.append(callback)
 
 
 def watch_root(module: nn.Module) -> bool:

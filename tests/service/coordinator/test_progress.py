@@ -52,6 +52,15 @@ def test_headroom_is_told_where_float16_is_reduced() -> None:
     assert progress.newest.headroom == pytest.approx(2.0, abs=0.01)
 
 
+def test_a_norm_that_nobody_could_take_is_not_zero() -> None:
+    """Where a hook's results are out of the agent's reach it tells 0 beside gradients that are not; all-zero gradients are 0."""
+    sync = (GroupSync("0", (), 2, 1, 7, 8),)
+    for absmax, norm in ((3.0, None), (0.0, 0.0)):
+        newest = progress_of(2, 1, gradient_absmax=absmax, sync=sync).newest
+        assert newest is not None
+        assert newest.gradient_norm == norm
+
+
 def test_a_rank_shows_the_worst_that_it_saw() -> None:
     """Its own nonfinite gradient outranks what came to it, which outranks a skip, in whatever order they are reported."""
     progress = Progress()
