@@ -28,7 +28,7 @@ from sentinel_agent.roots import find_roots, find_trained
 from sentinel_agent.rounds import Round
 from sentinel_agent.scan import Scan
 from sentinel_agent.stopwatch import Stopwatch
-from sentinel_agent.taps import batches, clip, comm_hook, leaving, loss, optimizer, wire
+from sentinel_agent.taps import batches, clip, comm_hook, join, leaving, loss, optimizer, wire
 from sentinel_agent.taps.audit import Audit
 from sentinel_agent.taps.scaler import ScalerTap
 from sentinel_agent.taps.termination import Termination
@@ -76,6 +76,7 @@ class Agent:
         self.after = guarded("wire_result", self.ledger.reductions.after)
         wire.install(self)
         comm_hook.install(dist)
+        join.install(nn.parallel.distributed, self.ledger.shadowed, self.health)
         optimizer.install(self._optimizer_steps, self._optimizer_made, self.health)
         self.scaler.install()
         loss.install(self.ledger.loss, self._backward_begins, self._backward_ended, self.scaler.unscaled, self.health)

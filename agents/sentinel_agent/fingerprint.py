@@ -31,6 +31,20 @@ class Audit:
     op: str
     dtype: str
 
+    def plus(self, later: Audit) -> Audit:
+        """Both collectives as one: sums add up. Of another op or dtype the later one alone is kept."""
+        if (self.op, self.dtype) != (later.op, later.dtype):
+            return later
+        return Audit(
+            later.index,
+            self.sum_in + later.sum_in,
+            self.sum_out + later.sum_out,
+            self.numel + later.numel,
+            max(self.absmax, later.absmax),
+            self.op,
+            self.dtype,
+        )
+
 
 def its_turn(numel: int, index: int, round_: int) -> bool:
     """Is this collective's result fingerprinted in this round? One in thirty-two of the large ones is, in turn."""

@@ -59,6 +59,7 @@ class Ledger:
         self.layouts, self.replicas = self.reductions.layouts, self.reductions.replicas
         self.pending = self.reductions.pending
         self.clock = Clock()
+        self._syncs, self._shadowed = 1, 0
         self._last_loss_nonfinite = False
         self._lock = threading.Lock()
 
@@ -89,6 +90,7 @@ class Ledger:
             self.pending.join()
             self.close(ClosedBy.FRAMEWORK_SKIPPED, self._scan.owner(), skipped=True)
         self.round.dirty = True
+        self.round.reducing = False
         self.round.backward_ended = self.round.between = False
         self.round.backward_thread = threading.get_ident()
         self.layouts.forget_gradients()
@@ -101,7 +103,9 @@ class Ledger:
         self.round.backward_ended = self.round.between = True
         self.round.backward_thread = 0
         self.round.backwards += 1
+        self.round.syncs += self.round.reducing
         self.clock.backward_ended()
+        self.replicas.look_at_gradients(self.round.number, in_hook=True)
         self.layouts.forget_gradients()
         if weights_due(self.round.number):
             self.replicas.backward_ended(self.layouts.gradients())
@@ -148,6 +152,14 @@ class Ledger:
             by = ClosedBy.SCALER_SKIP if skipped else ClosedBy.OPTIMIZER
             self.close(by, optimizer, skipped=skipped, again=again)
 
+    def shadowed(self) -> None:
+        """No input is left and one backward of the others was matched: a round has as many of them as this rank's own last one."""
+        self.pending.join()
+        self._shadowed += 1
+        if self._shadowed >= self._syncs:
+            self._shadowed = 0
+            self.close(ClosedBy.JOINED, None, skipped=False, again=True)
+
     def leaving(self, note: str) -> None:
         """The process ends: an open round with anything in it is closed as it is."""
         if note:
@@ -165,12 +177,15 @@ class Ledger:
     ) -> None:
         """End the round: look at the state if anything was latched, report, and begin the next."""
         closing, step = self.round, self.clock.step_of(optimizer, again=again)
-        unreduced, weights = self._look_at_replicas(closing)
+        if by is ClosedBy.OPTIMIZER:
+            self.replicas.look_at_gradients(closing.number, in_hook=False)
+        unreduced, weights = ([], ()) if by is ClosedBy.JOINED else self._look_at_replicas(closing)
         damage = self._look_at_state(closing)
         self._report(closing, step, by, skipped, damage, (unreduced, weights))
         if self._worth_keeping(closing, skipped):
             self._on_suspicious(closing, step, by.value)
         self.clock.closed(optimizer, again=again)
+        self._syncs = self._syncs if by is ClosedBy.JOINED else max(closing.syncs, 1)
         self._last_loss_nonfinite = closing.loss_nonfinite
         self._on_closed(closing, step)
         self.round = Round(

@@ -84,10 +84,11 @@ class Reductions:
         return None if role is Role.SCALAR else reduction
 
     def _gradient_issued(self, reduction: Reduction, parts: list[torch.Tensor], who: roles.Caller) -> None:
-        self._ledger.round.dirty = self._ledger.round.synced = True
+        self._ledger.round.dirty = self._ledger.round.synced = self._ledger.round.reducing = True
         self._ledger.round.weigh(reduction.wire)
         names = self._names_behind(parts, who)
-        self.replicas.issued(reduction, names, foreign=who is roles.Caller.USER and self._is_foreign(parts, names))
+        foreign = who is roles.Caller.USER and self._is_foreign(parts, names)
+        self.replicas.issued(reduction, names, foreign=foreign, in_hook=comm_hook.running())
         if names and reduction.op.startswith("allreduce") and who is roles.Caller.USER:
             wanted = set(names)
             self.replicas.replicate(reduction.group, ((n, p) for n, p in self.layouts.parameters() if n in wanted))
@@ -109,7 +110,7 @@ class Reductions:
 
     def _audits(self, reduction: Reduction) -> bool:
         """Is it this collective's turn to have its sums compared? Half precisions only while small: their sums are slow."""
-        if reduction.op != "allreduce_" or reduction.reduce_op not in ("SUM", "AVG"):
+        if not reduction.op.startswith("allreduce") or reduction.reduce_op not in ("SUM", "AVG"):
             return False
         if reduction.dtype in ("float16", "bfloat16") and reduction.wire.numel > SMALL:
             return False

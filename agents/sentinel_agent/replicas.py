@@ -16,7 +16,7 @@ import torch
 
 from sentinel.wire.messages import UNREDUCED, GroupSync, Weights
 from sentinel_agent.check import local_part
-from sentinel_agent.fingerprint import Audit, crc_of, fingerprint
+from sentinel_agent.fingerprint import Audit, crc_of, fingerprint, its_turn, word_sum
 from sentinel_agent.rounds import Reduction
 
 WEIGHTS_EVERY = 64
@@ -54,13 +54,15 @@ class Replicas:
     _during: set[str] = field(default_factory=set)
     _touched: set[str] = field(default_factory=set)
     _before: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _unseen_in_hook: set[str] = field(default_factory=set)  # groups whose results nobody could look at as they came
+    _unseen: set[str] = field(default_factory=set)
     _all_during: bool = False
     _all_reduced: bool = False
 
     def replicate(self, group: str, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """These parameters are meant to be equal on all ranks of ``group``: a DDP's, or those a loop all-reduces."""
         known = self._replicas.setdefault(group, {})
-        known.update((name, weakref.ref(parameter)) for name, parameter in named if name not in known)
+        known.update((name, weakref.ref(p)) for name, p in named if name not in known or known[name]() is None)
 
     def backward_begins(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
         """A backward is about to add to some gradients. ``gradients`` (empty in rounds that need not know) are those there now."""
@@ -76,7 +78,9 @@ class Replicas:
                     self._reduced.discard(name)
         self._all_during = False
 
-    def issued(self, reduction: Reduction, names: tuple[str, ...] | None, *, foreign: bool = False) -> None:
+    def issued(
+        self, reduction: Reduction, names: tuple[str, ...] | None, *, foreign: bool = False, in_hook: bool = False
+    ) -> None:
         """A gradient collective was issued. ``names`` are its parameters, None if it cannot be told which of the group's.
 
         ``foreign``: a loop gave it a tensor that is nobody's gradient.
@@ -86,6 +90,8 @@ class Replicas:
         group.identity = crc_of(_code(reduction.op, reduction.dtype, reduction.wire.numel, names), group.identity)
         group.collectives += 1
         group.foreign += foreign
+        if not reduction.steady and reduction.op.startswith("allreduce"):
+            (self._unseen_in_hook if in_hook else self._unseen).add(reduction.group)
         if size == 1:
             return
         if names is None and reduction.group not in self._replicas:
@@ -104,7 +110,23 @@ class Replicas:
         if word_sum is not None:
             group.fingerprint ^= crc_of(word_sum, reduction.index)
         if audit is not None:
-            group.audited = audit
+            group.audited = audit if group.audited is None else group.audited.plus(audit)
+
+    def look_at_gradients(self, round_: int, *, in_hook: bool) -> None:
+        """Results that could not be looked at as they came are looked at where they went: the gradients that ranks have in common.
+
+        Those of a communication hook are there when backward ends, a loop's own when the optimizer steps.
+        """
+        groups = self._unseen_in_hook if in_hook else self._unseen
+        for name in sorted(groups & self._groups.keys()):
+            for index, gradient in enumerate(self._gradients(name)):
+                if its_turn(gradient.numel(), index, round_):
+                    self._groups[name].fingerprint ^= crc_of(word_sum(gradient), index)
+        groups.clear()
+
+    def _gradients(self, group: str) -> list[torch.Tensor]:
+        parameters = _alive(self._replicas.get(group, {}).values())
+        return [part for p in parameters if p.grad is not None and (part := local_part(p.grad)) is not None]
 
     def unreduced(self) -> list[str]:
         """Names of the gradients that this round's backwards added to and that no collective has reduced since."""
@@ -124,6 +146,8 @@ class Replicas:
         self._groups = {}
         self._reduced.clear()
         self._touched.clear()
+        self._unseen.clear()
+        self._unseen_in_hook.clear()
         self._all_reduced = False
         return records
 

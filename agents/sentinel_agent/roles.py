@@ -137,7 +137,7 @@ class Layouts:
         self._parameters: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self._shapes: set[torch.Size] = set()
         self._totals: set[int] = set()
-        self._owners: dict[int, str] | None = None
+        self._owners: dict[int, tuple[str, weakref.ref[torch.Tensor]]] | None = None
 
     def learn(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take in the parameters that will get gradients."""
@@ -170,9 +170,16 @@ class Layouts:
     def names_of(self, tensors: list[torch.Tensor]) -> tuple[str, ...] | None:
         """Names of the parameters whose ``.grad`` these very tensors are; None if any of them is not one."""
         if self._owners is None:
-            self._owners = {storage_of(g): name for name, g in self.gradients() if g.layout is torch.strided}
-        found = tuple(self._owners.get(storage_of(t), "") for t in tensors if t.layout is torch.strided)
+            named = ((name, g) for name, g in self.gradients() if g.layout is torch.strided)
+            self._owners = {storage_of(g): (name, weakref.ref(g)) for name, g in named}
+        found = tuple(self._owner(storage_of(t)) for t in tensors if t.layout is torch.strided)
         return found if found and all(found) else None
+
+    def _owner(self, storage: int) -> str:
+        """Whose gradient lies there now; a cleared gradient's memory may hold anything since."""
+        name, ref = (self._owners or {}).get(storage, ("", None))
+        gradient = ref() if ref is not None else None
+        return name if gradient is not None and storage_of(gradient) == storage else ""
 
     def names_behind(self, parameters: list[torch.Tensor]) -> tuple[str, ...] | None:
         """Names of these very parameters; None if any of them is not known."""

@@ -58,6 +58,8 @@ class Round:
     evidence: int = 0
     echoes: bool = False  # it begins with parameters known to be nonfinite
     backwards: int = 0
+    reducing: bool = False  # the backward that runs, or ran last, has reduced gradients
+    syncs: int = 0  # backwards that did
     activations: int = 0
     gradient_absmax: float | None = None
     reduced_storages: set[int] = field(default_factory=set)

@@ -208,7 +208,7 @@ def wire_value(view: View) -> Outcome | None:
     if not seen or not _confirmed_gradients(view):
         return None
     first, named = seen[0].collective, [e for e in seen if e.parameters] or view.window.of_phase(Phase.APPLIED)
-    between = first is not None and not first.narrowed and first.index > 0
+    between = first is not None and first.role is Role.DERIVED and not first.narrowed and first.index > 0
     made = (
         "between two collectives of the same reduction, from finite results of the first"
         if between

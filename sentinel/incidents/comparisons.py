@@ -29,6 +29,7 @@ SPOILT_RULES: tuple[Rule, ...] = (stalls.disagreement, stalls.scaler_collapse)
 
 def compare(window: RoundWindow, history: History) -> list[Finding]:
     """All finite failures that this whole round shows."""
+    window = window.active()
     if not window.closed:
         return []
     history.learn_groups(window)

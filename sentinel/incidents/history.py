@@ -26,11 +26,13 @@ class Streak:
     length: int = 0
     told: bool = False
     ranks: tuple[int, ...] = ()
+    last: int = -1  # the round before this one, if it goes on: rounds with evidence may be judged ahead of healthy ones
 
     def goes_on(self, closed: RoundClosed, ranks: tuple[int, ...]) -> None:
         """It held in this round too, on these ranks."""
-        if self.length == 0:
-            self.round, self.step, self.told = closed.round, closed.step, False
+        if self.length == 0 or closed.round != self.last + 1:
+            self.round, self.step, self.length, self.told = closed.round, closed.step, 0, False
+        self.last = closed.round
         self.length += 1
         self.ranks = ranks
 

@@ -21,13 +21,15 @@ CONFIRM_ROUNDS = 8
 """Replicas that drift for want of a reduction are told after this many rounds or at the end: local SGD averages now and then."""
 NORM_TOLERANCE = 1e-3
 """Relative difference of two float32 norms of the same numbers that summation order cannot explain."""
+SMALLEST = {"float16": 2.0**-24}
+"""Spacing of the numbers below a dtype's normal range, where rounding is absolute; only float16's is met in gradients."""
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
 def unequal_results(window: RoundWindow, history: History) -> Iterator[Finding]:
     """Rule 9: the collectives of a group were not the same ones, or did not return the same on all its ranks."""
     for group, syncs in _by_group(window).items():
-        if len(syncs) < 2 or next(iter(syncs.values())).size != len(syncs):
+        if len(syncs) < 2 or next(iter(syncs.values())).size != len(syncs) + len(window.joined):
             continue
         identities = {rank: (s.identity, s.collectives) for rank, s in syncs.items()}
         results = {rank: s.fingerprint for rank, s in syncs.items()}
@@ -88,7 +90,8 @@ def _audit(window: RoundWindow, group: str, syncs: dict[int, GroupSync]) -> Iter
     """Rule 9, third form: the result is not the sum of the inputs.
 
     Linear checksum: sum(result) = sum over ranks of sum(input). Rounding may move it by at most
-    (W + log2 n + 2) * eps * n * max|x| * W, the usual bound of pairwise sums (Higham, Accuracy and Stability, ch. 4).
+    (W - 1) * eps/2 * n * max|x| * W for the additions on the wire, in its dtype, and (log2 n + 2) * eps32 * n * max|x| * W for the
+    checksums, which are taken in float32 or wider (the bound of pairwise sums: Higham, Accuracy and Stability, ch. 4).
     """
     records = list(syncs.values())
     first = records[0]
@@ -97,8 +100,10 @@ def _audit(window: RoundWindow, group: str, syncs: dict[int, GroupSync]) -> Iter
     total = sum(s.sum_in for s in records) / (len(records) if first.audited_op == "AVG" else 1)
     size, numel = len(records), first.audited_numel
     absmax = max(s.audited_absmax for s in records)
-    rounding = (size + math.log2(max(numel, 2)) + 2) * EPSILON.get(first.audited_dtype, 2.0**-7)
-    tolerance = rounding * numel * absmax * size
+    epsilon = EPSILON.get(first.audited_dtype, 2.0**-7)
+    adding = (size - 1) * epsilon / 2
+    summing = (math.log2(max(numel, 2)) + 2) * min(epsilon, EPSILON["float32"])
+    tolerance = ((adding + summing) * absmax + SMALLEST.get(first.audited_dtype, 0.0)) * numel * size
     off = abs(total - first.sum_out)
     if math.isfinite(off) and off > tolerance:
         yield _bad_reduction(

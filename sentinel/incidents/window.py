@@ -6,7 +6,7 @@ Owns the join and the questions that rules ask of it. Decides nothing; deadlines
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sentinel.wire.messages import ClosedBy, Evidence, Phase, Role, RoundClosed
 
@@ -28,6 +28,7 @@ class RoundWindow:
     has_nonfinite: bool = (
         False  # the same, of values alone: a wrong call or a clipped norm is evidence of something else
     )
+    joined: frozenset[int] = frozenset()  # ranks left out of ``closed`` by ``active``
     _of_rank: dict[int, dict[int, Evidence]] = field(default_factory=dict)
     _whole: set[int] = field(default_factory=set)
 
@@ -98,9 +99,19 @@ class RoundWindow:
         closed = self.closed.get(rank)
         return closed is not None and len(self._of_rank.get(rank, ())) >= closed.evidence
 
+    def active(self) -> RoundWindow:
+        """The round without ranks that only shadowed it: they gave zeros and stepped nothing."""
+        joined = frozenset(rank for rank, one in self.closed.items() if one.closed_by is ClosedBy.JOINED)
+        if not joined:
+            return self
+        return replace(self, joined=joined, closed={r: c for r, c in self.closed.items() if r not in joined})
+
     def step(self, ranks: Iterable[int] = ()) -> int:
         """The training iteration of this round, as the named ranks' clocks say (else any rank's)."""
-        told = next((rank for rank in ranks if rank in self.closed), min(self.closed, default=None))
+        trained = [rank for rank, one in self.closed.items() if one.closed_by is not ClosedBy.JOINED] or list(
+            self.closed
+        )
+        told = next((rank for rank in ranks if rank in self.closed), min(trained, default=None))
         if told is not None:
             return self.closed[told].step
         return min((e.step for e in self.evidence), default=self.round)

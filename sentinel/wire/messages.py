@@ -47,6 +47,7 @@ class ClosedBy(StrEnum):
     SCALER_SKIP = "scaler_skip"  # GradScaler.step left the optimizer out
     FRAMEWORK_SKIPPED = "framework_skipped"  # gradients were cleared with no step: a user's `if`, or a framework
     EXIT = "exit"  # the process ended, by itself or by an exception or a signal
+    JOINED = "joined"  # the rank has no input left and shadows the others' reductions
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True, gc=False):

@@ -89,7 +89,7 @@ IN_TRAINING = {
         "forward_end",
     ),
 }
-ELSEWHERE = {"misuse", "leaving", "exit", "terminate"}
+ELSEWHERE = {"misuse", "leaving", "exit", "terminate", "shadow"}
 
 
 @pytest.mark.parametrize("site", sorted(IN_TRAINING))
