@@ -73,8 +73,11 @@ def test_a_nan_reaches_the_webhook_in_time(
     monitoring: Monitoring, webhook: Webhook, train: Train, tmp_path: Path
 ) -> None:
     """The page for a planted NaN comes within scrape + evaluation + group_wait + 2 s, and says which rank and step."""
-    training = train(SCENES / "segmentation.py")
+    script = tmp_path / "one_gradient.py"
+    script.write_text(ONE_GRADIENT)
+    training = train(script)
     poll(lambda: webhook.firing("SentinelIncidentCritical"), RUN_SECONDS, "a notification")
+    (tmp_path / "enough").touch()
     finish(training, tmp_path)
     at, path, alert = webhook.firing("SentinelIncidentCritical")[0]
     with IncidentReader(tmp_path / "run") as reader:
@@ -142,4 +145,34 @@ while os.getppid() == launcher:  # nobody else ends it once its launcher was kil
     loss.backward()
     optimizer.step()
     time.sleep(0.5)
+"""
+
+
+# A NaN sample in round 7 of rank 1, a step that is then left out, and rounds until the file `enough` lies beside the
+# script: Prometheus pulls, so a run that ended between the incident and the next scrape would notify nobody.
+ONE_GRADIENT = """
+import time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+step, go_on = -1, torch.ones(())
+while go_on:
+    step += 1
+    optimizer.zero_grad()
+    sample = torch.ones(2, 4)
+    if step == 7 and dist.get_rank() == 1:
+        sample[0] = float("nan")
+    model(sample).square().mean().backward()
+    if all(p.grad.isfinite().all() for p in model.parameters()):
+        optimizer.step()
+    time.sleep(0.1)
+    go_on = torch.tensor(float(not Path(__file__).with_name("enough").exists()))
+    dist.broadcast(go_on, 0)
+dist.destroy_process_group()
 """
