@@ -79,16 +79,24 @@ class Replicas:
         self._all_during = False
 
     def issued(
-        self, reduction: Reduction, names: tuple[str, ...] | None, *, foreign: bool = False, in_hook: bool = False
+        self,
+        reduction: Reduction,
+        names: tuple[str, ...] | None,
+        *,
+        foreign: bool = False,
+        in_hook: bool = False,
+        ordered: bool = True,
     ) -> None:
         """A gradient collective was issued. ``names`` are its parameters, None if it cannot be told which of the group's.
 
-        ``foreign``: a loop gave it a tensor that is nobody's gradient.
+        ``foreign``: a loop gave it a tensor that is nobody's gradient. ``ordered``: ranks issue it in one order. A communication
+        hook's chained futures do not: which thread runs one, and when, differs by rank, so there is nothing to compare.
         """
         size = len(reduction.ranks) or self.world_size
         group = self._groups.setdefault(reduction.group, _Group(reduction.ranks, size))
-        group.identity = crc_of(_code(reduction.op, reduction.dtype, reduction.wire.numel, names), group.identity)
-        group.collectives += 1
+        if ordered:
+            group.identity = crc_of(_code(reduction.op, reduction.dtype, reduction.wire.numel, names), group.identity)
+            group.collectives += 1
         group.foreign += foreign
         if not reduction.steady and reduction.op.startswith("allreduce"):
             (self._unseen_in_hook if in_hook else self._unseen).add(reduction.group)
