@@ -313,6 +313,7 @@ def test_closing_twice_is_harmless(rank: Rank) -> None:
     """``detach`` and the interpreter's exit may both close."""
     rank.channel.close()
     rank.channel.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("sentinel")]
 
 
 def test_evidence_sent_right_before_the_end_arrives(relay: Relay, rank: Rank) -> None:

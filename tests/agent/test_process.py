@@ -284,6 +284,7 @@ def test_detach_without_attach_is_harmless() -> None:
     """A script may detach in its cleanup whether it attached or not."""
     sentinel_agent.detach()
     sentinel_agent.detach()
+    assert process.current() is None
 
 
 def test_detach_before_the_process_group_takes_the_taps_out() -> None:
