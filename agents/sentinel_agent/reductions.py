@@ -88,9 +88,8 @@ class Reductions:
         self._ledger.round.weigh(reduction.wire)
         names = self._names_behind(parts, who)
         foreign = who is roles.Caller.USER and self._is_foreign(parts, names)
-        in_hook = comm_hook.running()
         chained = not roles.in_backward() and self._ledger.round.backward_elsewhere()
-        self.replicas.issued(reduction, names, foreign=foreign, in_hook=in_hook, ordered=not (in_hook or chained))
+        self.replicas.issued(reduction, names, foreign=foreign, in_hook=comm_hook.running() or chained)
         if names and reduction.op.startswith("allreduce") and who is roles.Caller.USER:
             wanted = set(names)
             self.replicas.replicate(reduction.group, ((n, p) for n, p in self.layouts.parameters() if n in wanted))

@@ -79,22 +79,16 @@ class Replicas:
         self._all_during = False
 
     def issued(
-        self,
-        reduction: Reduction,
-        names: tuple[str, ...] | None,
-        *,
-        foreign: bool = False,
-        in_hook: bool = False,
-        ordered: bool = True,
+        self, reduction: Reduction, names: tuple[str, ...] | None, *, foreign: bool = False, in_hook: bool = False
     ) -> None:
         """A gradient collective was issued. ``names`` are its parameters, None if it cannot be told which of the group's.
 
-        ``foreign``: a loop gave it a tensor that is nobody's gradient. ``ordered``: ranks issue it in one order. A communication
-        hook's chained futures do not: which thread runs one, and when, differs by rank, so there is nothing to compare.
+        ``foreign``: a loop gave it a tensor that is nobody's gradient. ``in_hook``: a communication hook or a future
+        chained to its did. Which thread runs such a future, and when, differs by rank: its order is nothing to compare.
         """
         size = len(reduction.ranks) or self.world_size
         group = self._groups.setdefault(reduction.group, _Group(reduction.ranks, size))
-        if ordered:
+        if not in_hook:
             group.identity = crc_of(_code(reduction.op, reduction.dtype, reduction.wire.numel, names), group.identity)
             group.collectives += 1
         group.foreign += foreign

@@ -71,6 +71,7 @@ class Coordinator:
         self._last_snapshot = empty_snapshot()
         self._http: HttpServer | None = None
         self._scrapes = Scrapes()
+        self._shown = False
         self._undo = contextlib.ExitStack()
 
     def start(self) -> Self:
@@ -140,7 +141,7 @@ class Coordinator:
 
         A Prometheus that scrapes here gets one more scrape of incidents it has not seen, before ``timeout`` begins to count.
         """
-        self._let_scraper_see()
+        self.let_scraper_see()
         deadline = time.monotonic() + timeout
         if self._http is not None:
             self._http.stop(min(2.0, 0.2 * timeout))
@@ -150,8 +151,14 @@ class Coordinator:
         self._undo.close()
         return drained and stored
 
-    def _let_scraper_see(self) -> None:
-        if self._http is not None and self.settings.run_id is not None:
+    def expect_scraper(self) -> None:
+        """A Prometheus was told of this coordinator just now; it has not been here yet."""
+        self._scrapes.expect(time.monotonic())
+
+    def let_scraper_see(self) -> None:
+        """Wait, once and for at most 20 s, until a Prometheus that scrapes a run's own coordinator has seen every incident."""
+        if self._http is not None and self.settings.run_id is not None and not self._shown:
+            self._shown = True
             self._scrapes.wait_for_one_with(_incident_count(self.snapshot()))
 
     def __enter__(self) -> Self:

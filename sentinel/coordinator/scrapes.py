@@ -19,8 +19,13 @@ class Scrapes:
     def __init__(self) -> None:
         self._came = threading.Condition()
         self._last_at: float | None = None
+        self._told_at: float | None = None
         self._interval = MAX_WAIT_SECONDS
         self._seen = 0  # incidents in the last scrape
+
+    def expect(self, now: float) -> None:
+        """A scraper was told of this coordinator: its first scrape is due as any later one. ``now`` is monotonic."""
+        self._told_at = now
 
     def note(self, incidents: int, now: float) -> None:
         """A scrape was answered, with this many incidents in it. ``now`` is monotonic."""
@@ -33,8 +38,8 @@ class Scrapes:
     def wait_for_one_with(self, incidents: int) -> bool:
         """Wait for a scrape with this many incidents, if one is due: True once there was one, False if none is to be expected."""
         with self._came:
-            now = time.monotonic()
-            if self._last_at is None or now - self._last_at > SCRAPER_GONE_SECONDS:
+            last = self._told_at if self._last_at is None else self._last_at
+            if last is None or time.monotonic() - last > SCRAPER_GONE_SECONDS:
                 return False
             timeout = min(SLACK * self._interval, MAX_WAIT_SECONDS)
             return self._came.wait_for(lambda: self._seen >= incidents, timeout)

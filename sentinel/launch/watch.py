@@ -189,10 +189,13 @@ def _announce(start: _Start) -> Announcement | None:
     if start.coordinator is None or start.coordinator.http_url is None:
         return None
     try:
-        return announce(start.coordinator.http_url, start.run_id, start.run_dir, start.options.targets_dir)
+        announced = announce(start.coordinator.http_url, start.run_id, start.run_dir, start.options.targets_dir)
     except OSError as error:
         start.do_without(f"no Prometheus will find this run ({_reason(error)})")
         return None
+    if start.options.targets_dir is not None:
+        start.coordinator.expect_scraper()
+    return announced
 
 
 def _record(start: _Start) -> RunRecord:
@@ -220,6 +223,8 @@ def _bring_home(watch: Watch, exit_code: int) -> Drained:
             watch.rendezvous.wait_for_guests(GUESTS_SECONDS)
         else:
             watch.rendezvous.leave()
+    if watch.coordinator is not None:
+        watch.coordinator.let_scraper_see()  # while it is still a target
     if watch.announcement is not None:
         watch.announcement.withdraw()
     if watch.coordinator is not None:

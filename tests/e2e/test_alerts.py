@@ -19,8 +19,8 @@ from sentinel.coordinator.store import IncidentReader
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
-SCENES = ROOT / "scripts" / "demo_scenes"
 RUN_SECONDS = 120
+HEALTHY_SECONDS = 5.0  # of scrapes after the skips were seen
 Train = Callable[[Path], subprocess.Popen[str]]
 ALLOWED_SECONDS = 2 * INTERVAL_SECONDS + GROUP_WAIT_SECONDS + 2.0  # scrape, evaluation, group_wait, and 2 s
 
@@ -69,6 +69,16 @@ def finish(training: subprocess.Popen[str], tmp_path: Path) -> None:
     assert training.wait(RUN_SECONDS) == 0, (tmp_path / "said").read_text()
 
 
+def test_a_run_of_seconds_is_told_too(monitoring: Monitoring, webhook: Webhook, train: Train, tmp_path: Path) -> None:
+    """A training that dies of its NaN before Prometheus was ever there is kept as a target until its incident was seen."""
+    script = tmp_path / "short.py"
+    script.write_text(SHORT)
+    training = train(script)
+    finish(training, tmp_path)
+    poll(lambda: webhook.firing("SentinelIncidentCritical"), 10, "a notification")
+    assert not list(monitoring.targets.iterdir()), "a run that is over is no target"
+
+
 def test_a_nan_reaches_the_webhook_in_time(
     monitoring: Monitoring, webhook: Webhook, train: Train, tmp_path: Path
 ) -> None:
@@ -92,11 +102,16 @@ def test_a_nan_reaches_the_webhook_in_time(
 
 def test_a_healthy_run_alerts_nobody(monitoring: Monitoring, webhook: Webhook, train: Train, tmp_path: Path) -> None:
     """A training with a settling GradScaler is scraped and nothing fires (the ten-minute form is scripts/soak-alerts)."""
-    training = train(SCENES / "healthy.py")
-    poll(lambda: monitoring.query("sentinel_rounds_checked_total > 0"), RUN_SECONDS, "rounds in Prometheus")
-    while training.poll() is None:
+    script = tmp_path / "settling.py"
+    script.write_text(SETTLING)
+    training = train(script)
+    poll(lambda: monitoring.query("sentinel_benign_skips_total > 0"), RUN_SECONDS, "skips in Prometheus")
+    seen_until = time.monotonic() + HEALTHY_SECONDS
+    while time.monotonic() < seen_until:
         assert not [alert for alert in monitoring.alerts() if not is_ending(alert)]
         time.sleep(0.5)
+    assert training.poll() is None
+    (tmp_path / "enough").touch()
     finish(training, tmp_path)
     poll(lambda: not monitoring.alerts(), 30, "Prometheus forgets the target")
     assert not webhook.received
@@ -171,6 +186,57 @@ while go_on:
     model(sample).square().mean().backward()
     if all(p.grad.isfinite().all() for p in model.parameters()):
         optimizer.step()
+    time.sleep(0.1)
+    go_on = torch.tensor(float(not Path(__file__).with_name("enough").exists()))
+    dist.broadcast(go_on, 0)
+dist.destroy_process_group()
+"""
+
+
+# A NaN sample in round 7 of rank 1, and two rounds more: all is over about when Prometheus finds the run.
+SHORT = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(10):
+    optimizer.zero_grad()
+    sample = torch.ones(2, 4)
+    if step == 7 and dist.get_rank() == 1:
+        sample[0] = float("nan")
+    model(sample).square().mean().backward()
+    if all(p.grad.isfinite().all() for p in model.parameters()):
+        optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+# A loss scale that starts too high for fp16 and settles, then rounds until the file `enough` lies beside the script.
+SETTLING = """
+import time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+go_on = torch.ones(())
+while go_on:
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.float16):
+        predicted = model(torch.ones(2, 4))
+    loss = (predicted.float() - 1).square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
     time.sleep(0.1)
     go_on = torch.tensor(float(not Path(__file__).with_name("enough").exists()))
     dist.broadcast(go_on, 0)

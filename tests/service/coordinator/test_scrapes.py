@@ -49,6 +49,18 @@ def test_the_wait_ends_with_the_scrape_or_the_interval() -> None:
     late.join()
 
 
+def test_a_scraper_that_was_told_is_waited_for() -> None:
+    """A scraper that was told where to find a run gets its first scrape, unless it was told long ago and never came."""
+    scrapes = Scrapes()
+    scrapes.expect(time.monotonic() - SCRAPER_GONE_SECONDS - 1)
+    assert not scrapes.wait_for_one_with(1)
+    scrapes.expect(time.monotonic())
+    late = threading.Timer(0.05, lambda: scrapes.note(1, time.monotonic()))
+    late.start()
+    assert scrapes.wait_for_one_with(1)
+    late.join()
+
+
 def test_a_stopping_coordinator_shows_its_last_incident(tmp_path: Path, relays: Callable[..., RelayClient]) -> None:
     """An incident after the last scrape is in one more scrape before the pages close."""
     coordinator = Coordinator(CoordinatorSettings(run_dir=tmp_path / "run", run_id="run")).start()
