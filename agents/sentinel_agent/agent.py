@@ -14,12 +14,15 @@ import torch.distributed as dist
 from torch import nn
 
 from sentinel import __version__
-from sentinel.wire.messages import Command, Disabled, DumpRequest, Goodbye, Hello, Report
+from sentinel.wire.messages import Command, Disabled, DumpRequest, Goodbye, Guarded, Hello, Report
+from sentinel_agent.agreement import Agreement
 from sentinel_agent.channel import Channel
 from sentinel_agent.check import Checker
 from sentinel_agent.config import AgentConfig
 from sentinel_agent.errors import Health
 from sentinel_agent.evidence import Evidencing
+from sentinel_agent.guard import Budget, Guard
+from sentinel_agent.halting import NonFiniteGradientError, halt
 from sentinel_agent.identity import Identity
 from sentinel_agent.ledger import Ledger
 from sentinel_agent.naming import Naming
@@ -32,6 +35,7 @@ from sentinel_agent.taps import batches, clip, comm_hook, join, leaving, loss, o
 from sentinel_agent.taps.audit import Audit
 from sentinel_agent.taps.scaler import ScalerTap
 from sentinel_agent.taps.termination import Termination
+from sentinel_agent.taps.withheld import Withheld
 from sentinel_agent.window import Window
 
 
@@ -47,8 +51,12 @@ class Agent:
         self.checker = Checker(delay=config.check_delay)
         self.window = Window(config.window_rounds, config.window_bytes, config.clone_below)
         self.evidencing = Evidencing(self.me, config, self.window, self.naming, self.send)
+        self.agreement = Agreement(rank, world_size, config.attempt)
+        budget = Budget(config.max_skips, config.max_skips_total)
+        self.guard = Guard(config.guard, budget, self.health, self.agreement.everyone)
+        self.withheld = Withheld()
         self.ledger = Ledger(
-            self.me, self.checker, self.scan, self.send, self.evidencing.suspicious, self._round_closed
+            self.me, self.checker, self.scan, self.send, self.evidencing.suspicious, self._round_closed, self.guard
         )
         self.scaler = ScalerTap(self, self.health)
         self.channel = Channel(
@@ -63,6 +71,7 @@ class Agent:
         self._first_forward_due = True
         self._searches_left = 3  # for the modules of a loop with neither wrapper nor optimizer; each walks all objects
         self._misuses: set[str] = set()
+        self._last_closed = (-1, 0)
         self._clean = True
         self._note = ""
 
@@ -72,14 +81,16 @@ class Agent:
             self.channel.start()
         self.send(self._hello())
         guarded = self.health.guarded
-        self.before = guarded("wire", self._maybe_fail("wire", self.ledger.reductions.before))
+        self._look = guarded("wire", self._maybe_fail("wire", self.ledger.reductions.before))
+        self._scattered = guarded("agreement", self.agreement.before, even_off=True)
         self.after = guarded("wire_result", self.ledger.reductions.after)
         wire.install(self)
         comm_hook.install(dist)
         join.install(nn.parallel.distributed, self.ledger.shadowed, self.health)
-        optimizer.install(self._optimizer_steps, self._optimizer_made, self.health)
+        optimizer.install(self._optimizer_steps, self._optimizer_made, self.health, self._intervene)
         self.scaler.install()
-        loss.install(self.ledger.loss, self._backward_begins, self._backward_ended, self.scaler.unscaled, self.health)
+        told = (self.ledger.loss, self._backward_begins, self._backward_ended)
+        loss.install(*told, self.scaler.unscaled, self.health, self._agree)
         clip.install(self._clipping, self._clipped, self.ledger.pending.join, self.health)
         batches.install_loader_tap(lambda: self if self.health.active else None, guarded)
         batches.on_forward_end(guarded("forward_end", self.audit.forward_ended, even_off=True))
@@ -87,7 +98,16 @@ class Agent:
         self.termination.install()
         os.register_at_fork(after_in_child=self._forked)
 
+        if self.guard.acts:
+            guarded("announce", self.agreement.announce)()
+
     # --- what the taps feed --------------------------------------------------------------------------------------------
+
+    def before(self, read: wire.Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The wire tap's call; what ranks agree by is noted whatever becomes of the rest."""
+        if self.guard.acts:
+            self._scattered(read, args, kwargs)
+        return self._look(read, args, kwargs)
 
     def root_made(self, module: nn.Module) -> None:
         """A module that is being trained, or a wrapper around one."""
@@ -128,6 +148,17 @@ class Agent:
             self.evidencing.training_begins()
             self.ledger.start_checked(self.scan.start())
 
+    def _agree(self) -> None:
+        """After a backward that scattered gradients: what any rank saw in its shard, all ranks know."""
+        if not self.agreement.due:
+            return
+        if self.health.active:
+            self.health.guarded("join", self.ledger.pending.join)()
+        open_round = self.ledger.round
+        seen, covered = self.agreement.reach(open_round.shared_nonfinite)
+        open_round.shared_nonfinite |= seen
+        open_round.private |= not covered
+
     def _backward_begins(self) -> None:
         self._first_forward()
         self.ledger.backward_begins()
@@ -145,11 +176,20 @@ class Agent:
                 self.root_made(root)
             self.ledger.layouts.learn(self.naming.parameters())
 
-    def _optimizer_steps(self, stepping: torch.optim.Optimizer, again: bool) -> None:
+    def _optimizer_steps(self, stepping: torch.optim.Optimizer, again: bool) -> Guarded:
         if self.naming.add_optimizer(stepping):
             self.ledger.layouts.learn(self.naming.parameters())
         scale, skipped = self.scaler.about_to_step(stepping)
-        self.ledger.optimizer_steps(stepping, scale=scale, skipped=skipped, again=again)
+        return self.ledger.optimizer_steps(stepping, scale=scale, skipped=skipped, again=again)
+
+    def _intervene(self, decision: Guarded, stepping: torch.optim.Optimizer, inside: bool) -> None:
+        """Leave this step out, or end the training by raising into it."""
+        if decision is Guarded.SKIPPED:
+            self.health.guarded("withhold", self.withheld.take if inside else self.withheld.arm)(stepping)
+            return
+        me = self.me
+        missing = halt(self.config.run_dir, me.attempt, me.rank, me.world_size, self._last_closed, self.health)
+        raise NonFiniteGradientError(self._last_closed[1], missing)
 
     def scaler_skipped(self, optimizer: torch.optim.Optimizer, scale: float | None) -> None:
         """A GradScaler left the step of ``optimizer`` out."""
@@ -170,6 +210,9 @@ class Agent:
             self.ledger.clipped(float(norm.detach()))
 
     def _round_closed(self, closing: Round, step: int) -> None:
+        self._last_closed = (closing.number, step)
+        if self.guard.decision is Guarded.SKIPPED:
+            self.evidencing.restore_buffers()
         self.evidencing.closed(closing, step)
         self.scaler.round_closed()
         self.window.close_round(closing.number)
@@ -225,6 +268,7 @@ class Agent:
         self.health.active = False
         wire.uninstall()
         optimizer.uninstall()
+        self.withheld.uninstall()
         batches.uninstall()
         leaving.uninstall()
         self.termination.uninstall()

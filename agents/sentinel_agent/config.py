@@ -21,6 +21,8 @@ class AgentConfig:
     ``dump_level``: ``stats`` writes structure and statistics only, ``batch`` also batches, RNG states and parameters.
     ``audit`` traces the forward of rounds 0, 1, 2, 4, … for half-precision overflow that is absorbed; off unless asked for, since
     code that is compiled under the trace's dispatch mode is not compiled.
+    ``guard`` is what is done about a step whose gradients every rank knows to be nonfinite: ``observe`` nothing, ``skip`` leaves it
+    out (``max_skips`` in a row and ``max_skips_total`` in all, then it halts), ``halt`` ends the training.
     ``timers`` fills ``RoundClosed.check_seconds``; off in normal runs. ``check_delay`` sleeps before each check and exists for
     tests of the joins. ``dump_round`` writes this round's part whatever it holds, for tests of replay. ``fail_at`` raises inside
     the named tap and exists for tests of the latch.
@@ -42,6 +44,9 @@ class AgentConfig:
     part_bytes: int = 10 << 30
     max_bundles: int = 8
     audit: bool = False
+    guard: str = "observe"
+    max_skips: int = 10
+    max_skips_total: int = 100
     timers: bool = False
     goodbye_seconds: float = 1.0
     check_delay: float = 0.0

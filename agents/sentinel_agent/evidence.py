@@ -56,6 +56,11 @@ class Evidencing:
         gradients = [*raw, *((n, g) for n, g in left if is_nonfinite(g))]
         self._write(closing, step, f"nonfinite values, closed by {why}", False, gradients)
 
+    def restore_buffers(self) -> None:
+        """A step is left out: buffers that its forward made nonfinite are put back as they were when the round began."""
+        if left := self._buffers.restore_nonfinite():
+            self._me.health.drops["buffers_not_restored"] += left
+
     def training_begins(self) -> None:
         """The first forward is about to run: the first round starts from these buffers."""
         self._buffers.take()

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
-from sentinel.wire.messages import Check, ClosedBy, Evidence, Phase, Role, RoundClosed, Weights
+from sentinel.wire.messages import Check, ClosedBy, Evidence, Guarded, Phase, Role, RoundClosed, Weights
 from sentinel_agent.check import Checker
 from sentinel_agent.clock import Clock
+from sentinel_agent.guard import Guard
 from sentinel_agent.identity import Identity
 from sentinel_agent.reductions import Reductions, collective_of
 from sentinel_agent.replicas import weights_due
+from sentinel_agent.roles import in_backward
 from sentinel_agent.rounds import Reduction, Round
 from sentinel_agent.scan import MAX_NAMES, Scan, Scanned
 from sentinel_agent.state import Damage, State
@@ -46,6 +48,7 @@ class Ledger:
         send: Callable[[Any], None],
         on_suspicious: Callable[[Round, int, str], None],
         on_closed: Callable[[Round, int], None],
+        guard: Guard,
     ) -> None:
         self._me = identity
         self._checker = checker
@@ -55,7 +58,8 @@ class Ledger:
         self._on_suspicious = on_suspicious
         self._on_closed = on_closed
         self.round = Round(0)
-        self.reductions = Reductions(identity, checker, scan, self)
+        self.reductions = Reductions(identity, checker, scan, self, guard)
+        self.guard = guard
         self.layouts, self.replicas = self.reductions.layouts, self.reductions.replicas
         self.pending = self.reductions.pending
         self.clock = Clock()
@@ -89,6 +93,7 @@ class Ledger:
         if self.round.backward_ended and self.clock.may_be_over and self._scan.cleared():
             self.pending.join()
             self.close(ClosedBy.FRAMEWORK_SKIPPED, self._scan.owner(), skipped=True)
+        self.guard.backward_begins()
         self.round.dirty = True
         self.round.reducing = False
         self.round.backward_ended = self.round.between = False
@@ -139,8 +144,8 @@ class Ledger:
         skipped: bool = False,
         scale: float | None = None,
         again: bool = False,
-    ) -> None:
-        """An optimizer (or a GradScaler in its place) is about to step, or has left the step out.
+    ) -> Guarded:
+        """An optimizer (or a GradScaler in its place) is about to step, or has left the step out. Returns the guard's decision.
 
         ``again``: its closure was evaluated once more within the same step. A step with no backward before it closes a round
         only if the optimizer leads and its gradients are new: a loop may have put them there by hand.
@@ -150,7 +155,9 @@ class Ledger:
         if self.round.dirty or (wrote and self.clock.leads(optimizer)):
             self.round.loss_scale = scale
             by = ClosedBy.SCALER_SKIP if skipped else ClosedBy.OPTIMIZER
+            self.guard.judge(self.round, in_backward=in_backward(), scaler_skips=skipped)
             self.close(by, optimizer, skipped=skipped, again=again)
+        return self.guard.decision
 
     def shadowed(self) -> None:
         """No input is left and one backward of the others was matched: a round has as many of them as this rank's own last one."""
@@ -219,6 +226,8 @@ class Ledger:
         """A dump is for rounds with a nonfinite loss or gradient, but not for a scaler's ordinary skip (finite loss)."""
         if skipped and closing.loss_scale is not None and not closing.loss_nonfinite:
             return False
+        if closing.shared_nonfinite:
+            return True
         return closing.loss_nonfinite or closing.gradient_nonfinite or closing.derived_nonfinite
 
     def _report(
@@ -255,6 +264,7 @@ class Ledger:
                 unreduced=tuple(unreduced[:MAX_NAMES]),
                 unreduced_total=len(unreduced),
                 weights=weights,
+                guarded=self.guard.decision if by is ClosedBy.OPTIMIZER else Guarded.NO,
             )
         )
 

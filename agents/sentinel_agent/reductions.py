@@ -12,8 +12,10 @@ import torch
 
 from sentinel.wire.messages import Check, Collective, Phase, Role
 from sentinel_agent import roles
+from sentinel_agent.agreement import of_fsdp
 from sentinel_agent.check import Checker, given_part, l2_norm
 from sentinel_agent.fingerprint import SMALL, Audit, fingerprint, float_sum, its_turn
+from sentinel_agent.guard import Guard
 from sentinel_agent.identity import Identity
 from sentinel_agent.pending import Pending
 from sentinel_agent.replicas import Replicas
@@ -35,8 +37,9 @@ class RoundKeeper(Protocol):
 class Reductions:
     """Listens to the wire tap on behalf of a ledger."""
 
-    def __init__(self, identity: Identity, checker: Checker, scan: Scan, ledger: RoundKeeper) -> None:
+    def __init__(self, identity: Identity, checker: Checker, scan: Scan, ledger: RoundKeeper, guard: Guard) -> None:
         self._checker = checker
+        self.guard = guard
         self._scan = scan
         self._ledger = ledger
         self.layouts = roles.Layouts()
@@ -86,13 +89,14 @@ class Reductions:
     def _gradient_issued(self, reduction: Reduction, parts: list[torch.Tensor], who: roles.Caller) -> None:
         self._ledger.round.dirty = self._ledger.round.synced = self._ledger.round.reducing = True
         self._ledger.round.weigh(reduction.wire)
+        reduction.sharded = of_fsdp(who)
+        self.guard.issued(reduction, self._ledger.round)
         names = self._names_behind(parts, who)
         foreign = who is roles.Caller.USER and self._is_foreign(parts, names)
         chained = not roles.in_backward() and self._ledger.round.backward_elsewhere()
         self.replicas.issued(reduction, names, foreign=foreign, in_hook=comm_hook.running() or chained)
         if names and reduction.op.startswith("allreduce") and who is roles.Caller.USER:
-            wanted = set(names)
-            self.replicas.replicate(reduction.group, ((n, p) for n, p in self.layouts.parameters() if n in wanted))
+            self.replicas.replicate(reduction.group, self.layouts.owners_of(parts))
         if reduction.steady and self._audits(reduction) and not reduction.wire.nonfinite:
             reduction.sum_in = float_sum(parts)
 
@@ -161,6 +165,8 @@ class Reductions:
             self._ledger.round.reduced_storages.update(
                 roles.storage_of(t) for t in reduction.outputs if not t.is_sparse
             )
+            if found is not None and found.nonfinite:
+                self.guard.returned_nonfinite(reduction, self._ledger.round)
             if found is not None and reduction.steady and reduction.op.startswith("allreduce"):
                 self._fingerprint(reduction, parts, found)
         reduction.outputs = []

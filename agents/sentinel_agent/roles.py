@@ -137,7 +137,7 @@ class Layouts:
         self._parameters: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self._shapes: set[torch.Size] = set()
         self._totals: set[int] = set()
-        self._owners: dict[int, tuple[str, weakref.ref[torch.Tensor]]] | None = None
+        self._owners: dict[int, tuple[str, weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]]] | None = None
 
     def learn(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take in the parameters that will get gradients."""
@@ -169,17 +169,30 @@ class Layouts:
 
     def names_of(self, tensors: list[torch.Tensor]) -> tuple[str, ...] | None:
         """Names of the parameters whose ``.grad`` these very tensors are; None if any of them is not one."""
-        if self._owners is None:
-            named = ((name, g) for name, g in self.gradients() if g.layout is torch.strided)
-            self._owners = {storage_of(g): (name, weakref.ref(g)) for name, g in named}
-        found = tuple(self._owner(storage_of(t)) for t in tensors if t.layout is torch.strided)
-        return found if found and all(found) else None
+        found = tuple(name for name, _ in self.owners_of(tensors))
+        return found or None
 
-    def _owner(self, storage: int) -> str:
+    def owners_of(self, tensors: list[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+        """(name, parameter) whose ``.grad`` these very tensors are; empty if any of them is not one."""
+        if self._owners is None:
+            with_gradient = ((name, p, p.grad) for name, p in self.parameters() if p.grad is not None)
+            self._owners = {
+                storage_of(g): (name, weakref.ref(p), weakref.ref(g))
+                for name, p, g in with_gradient
+                if g.layout is torch.strided
+            }
+        found = [self._owner(storage_of(t)) for t in tensors if t.layout is torch.strided]
+        known = [one for one in found if one is not None]
+        return known if len(known) == len(found) else []
+
+    def _owner(self, storage: int) -> tuple[str, torch.Tensor] | None:
         """Whose gradient lies there now; a cleared gradient's memory may hold anything since."""
-        name, ref = (self._owners or {}).get(storage, ("", None))
-        gradient = ref() if ref is not None else None
-        return name if gradient is not None and storage_of(gradient) == storage else ""
+        known = (self._owners or {}).get(storage)
+        if known is None:
+            return None
+        name, parameter, gradient = known[0], known[1](), known[2]()
+        there = gradient is not None and parameter is not None and storage_of(gradient) == storage
+        return (name, parameter) if there and parameter is not None else None
 
     def names_behind(self, parameters: list[torch.Tensor]) -> tuple[str, ...] | None:
         """Names of these very parameters; None if any of them is not known."""

@@ -32,6 +32,7 @@ class Reduction:
     work: Any = None
     sum_in: float | None = None  # taken where the result will be audited
     reduced: Check | None = None
+    sharded: bool = False  # issued by FSDP
     steady: bool = True  # nobody can write the result before it has been looked at
     raw: Check | None = None
     narrowed: bool = False
@@ -54,6 +55,8 @@ class Round:
     loss_scale: float | None = None
     loss_nonfinite: bool = False
     gradient_nonfinite: bool = False
+    shared_nonfinite: bool = False  # so is a gradient that all ranks know to be: what the guard decides by
+    private: bool = False  # some gradient was reduced in a way that not all ranks share
     derived_nonfinite: bool = False
     evidence: int = 0
     echoes: bool = False  # it begins with parameters known to be nonfinite

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from sentinel_agent.check import is_nonfinite
 from sentinel_agent.contents import is_readable, local
 from sentinel_agent.naming import Naming
 
@@ -40,6 +41,20 @@ class StartBuffers:
             self._turn = 0  # some were replaced: search again next time
         over = sum(buffer.nbytes for _, buffer in readable) > BUDGET
         self._copies = [] if over else [(name, buffer.clone()) for name, buffer in readable]
+
+    @torch.no_grad()
+    def restore_nonfinite(self) -> int:
+        """Put back every nonfinite buffer whose copy is finite. Returns how many nonfinite ones have no such copy."""
+        copies, left = dict(self._copies), 0
+        for name, buffer in self._naming.buffers():
+            if not is_nonfinite(buffer):
+                continue
+            copy = copies.get(name)
+            if copy is None or copy.shape != local(buffer).shape or is_nonfinite(copy):
+                left += 1
+            else:
+                local(buffer).copy_(copy)
+        return left
 
     def named(self) -> list[tuple[str, Tensor]]:
         """(name, copy) of every buffer, empty if there are none or too many bytes of them."""

@@ -18,6 +18,7 @@ from sentinel.coordinator.run import Run
 from sentinel.coordinator.writer import LogEnded, LogExpect, LogFrame, PutCounts, PutRun
 from sentinel.incidents.events import Event, Expect, Received, RunEnded, Tick
 from sentinel.wire.codec import FrameRefused, Refusal
+from sentinel.wire.messages import Guarded
 
 COUNTS_SECONDS = 5.0
 HOUSEKEEPING_SECONDS = 60.0
@@ -156,6 +157,7 @@ class Intake:
                 "reports": counts.reports,
                 "rounds_checked": counts.rounds_checked,
                 "benign_skips": counts.benign_skips,
+                "guard_skips": counts.guarded[Guarded.SKIPPED.value],
                 "unwatched_ranks": len(counts.unwatched),
                 "bundles": run.totals.bundles,
                 "dump_bytes": run.totals.dump_bytes,

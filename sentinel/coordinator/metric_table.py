@@ -53,6 +53,12 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "sentinel_benign_skips", "counter", ("job_id",), "Rounds a GradScaler skipped in its search for a scale."
     ),
+    MetricSpec(
+        "sentinel_guard_rounds",
+        "counter",
+        ("job_id", "decision"),
+        "Rounds with nonfinite gradients in which the guard skipped the step, halted, or could not decide.",
+    ),
     MetricSpec("sentinel_rounds_skipped", "counter", ("job_id",), "Rounds in which any rank left its step out."),
     MetricSpec(
         "sentinel_round_duration_seconds",

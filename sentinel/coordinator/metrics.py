@@ -29,6 +29,7 @@ from sentinel.coordinator.totals import DUMP_BUCKETS_SECONDS, DumpFailure
 from sentinel.incidents.model import Kind, Severity
 from sentinel.incidents.roster import RankCondition
 from sentinel.wire.codec import PROTOCOL
+from sentinel.wire.messages import Guarded
 
 MAX_LABEL_CHARACTERS = 128
 ENDED_SHOWN_SECONDS = 900.0
@@ -97,6 +98,8 @@ def _run_families(runs: Mapping[str, RunSnapshot]) -> Iterator[Metric]:
     yield _single("sentinel_relays", {j: r.relays for j, r in runs.items()})
     yield _single("sentinel_rounds_checked", {j: r.rounds_checked for j, r in runs.items()})
     yield _single("sentinel_benign_skips", {j: r.benign_skips for j, r in runs.items()})
+    decisions = [g.value for g in Guarded if g is not Guarded.NO]
+    yield _labelled("sentinel_guard_rounds", {j: _all(decisions, r.guarded) for j, r in runs.items()})
     yield from _progress_families(runs)
     yield _single("sentinel_reports_received", {j: r.reports for j, r in runs.items()})
     yield _labelled("sentinel_reports_dropped", {j: _bounded(r.drops) for j, r in runs.items()})

@@ -59,6 +59,7 @@ class RunSnapshot:
     reports: int
     rounds_checked: int
     benign_skips: int
+    guarded: Mapping[str, int]  # by what the guard did
     rank_rounds: int
     check_seconds: float
     last_report_at: float
@@ -140,6 +141,7 @@ def run_snapshot(run: Run) -> RunSnapshot:
         reports=tracker.counts.reports,
         rounds_checked=tracker.counts.rounds_checked,
         benign_skips=tracker.counts.benign_skips,
+        guarded=dict(tracker.counts.guarded),
         rank_rounds=totals.rank_rounds,
         check_seconds=totals.check_seconds,
         last_report_at=totals.last_report_at,

@@ -9,7 +9,7 @@ from sentinel.incidents.events import SaveIncident
 from sentinel.incidents.finding import Finding
 from sentinel.incidents.model import Incident, Severity, State, Verdict, utc
 from sentinel.incidents.window import RoundWindow
-from sentinel.wire.messages import Phase
+from sentinel.wire.messages import Guarded, Phase
 from sentinel.wire.names import bundle_id
 
 SAME_FAULT_ROUNDS = 10
@@ -53,6 +53,7 @@ class Book:
             state=State.OPEN,
             world_size=world_size,
             last_round=window.round,
+            guard=window.guarded,
             **_of(finding.verdict),
         )
         self.incidents[incident.id] = incident
@@ -133,7 +134,8 @@ class Book:
 
 
 def _can_damage(incident: Incident) -> bool:
-    return incident.severity is Severity.CRITICAL
+    """A step that the guard left out has damaged nothing."""
+    return incident.severity is Severity.CRITICAL and incident.guard not in (Guarded.SKIPPED, Guarded.HALTED)
 
 
 def _of(verdict: Verdict) -> dict[str, object]:

@@ -12,6 +12,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from sentinel.wire.messages import Guarded
+
 SCHEMA_VERSION = 1
 
 
@@ -136,7 +138,10 @@ class FirstBadOp(_Record):
 
 
 class Incident(_Record):
-    """One fault of a run. ``step`` and ``round`` date its origin, ``opened_at`` its detection (RFC 3339, UTC)."""
+    """One fault of a run. ``step`` and ``round`` date its origin, ``opened_at`` its detection (RFC 3339, UTC).
+
+    ``guard`` is what was done about the step of the round it was seen in first.
+    """
 
     id: str
     run_id: str
@@ -160,6 +165,7 @@ class Incident(_Record):
     world_size: int = 0
     occurrences: int = 1
     last_round: int = 0
+    guard: Guarded = Guarded.NO
     missing_ranks: tuple[int, ...] = ()
     findings: tuple[RankFinding, ...] = ()
 

@@ -23,7 +23,17 @@ from sentinel.incidents.model import Incident, Verdict
 from sentinel.incidents.roster import RankState, Roster
 from sentinel.incidents.scaler import ScalerHistory
 from sentinel.incidents.window import RoundWindow
-from sentinel.wire.messages import Counted, Disabled, Evidence, Goodbye, Hello, PartWritten, Report, RoundClosed
+from sentinel.wire.messages import (
+    Counted,
+    Disabled,
+    Evidence,
+    Goodbye,
+    Guarded,
+    Hello,
+    PartWritten,
+    Report,
+    RoundClosed,
+)
 
 JUDGE_SECONDS = 3.0
 """A round with evidence is judged with what is there once nothing has come for it for this long."""
@@ -192,6 +202,8 @@ class Tracker:
         if key in self._judged:
             return self._judge_again(key, window, missing, now)
         self.counts.rounds_checked += window.is_training
+        if window.guarded is not Guarded.NO:
+            self.counts.guarded[window.guarded.value] += 1
         self._healthy_in_a_row = 0
         history = self._history(window.attempt)
         echoed = self._book.echoed_by(window)

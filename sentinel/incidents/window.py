@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from sentinel.wire.messages import ClosedBy, Evidence, Phase, Role, RoundClosed
+from sentinel.wire.messages import ClosedBy, Evidence, Guarded, Phase, Role, RoundClosed
 
 GRADIENT_PHASES = frozenset({Phase.RAW, Phase.WIRE, Phase.REDUCED})
 NOT_A_VALUE = frozenset({Phase.CLIP, Phase.MISUSE, Phase.AUDIT, Phase.EXIT})
@@ -98,6 +98,12 @@ class RoundWindow:
     def _is_whole(self, rank: int) -> bool:
         closed = self.closed.get(rank)
         return closed is not None and len(self._of_rank.get(rank, ())) >= closed.evidence
+
+    @property
+    def guarded(self) -> Guarded:
+        """What the guard did about this round's step: the same on every rank that stepped."""
+        did = {one.guarded for one in self.closed.values()} - {Guarded.NO}
+        return max(did, key=list(Guarded).index, default=Guarded.NO)
 
     def active(self) -> RoundWindow:
         """The round without ranks that only shadowed it: they gave zeros and stepped nothing."""

@@ -38,6 +38,7 @@ class Judged:
     rounds_checked: int
     benign_skips: int
     unwatched_ranks: int
+    guard_skips: int
 
 
 def start_coordinator(options: LaunchOptions, run_dir: Path, run_id: str, host: str | None) -> Coordinator:
@@ -75,9 +76,8 @@ def judged(run_dir: Path, run_id: str) -> Judged:
     with IncidentReader(run_dir / DATABASE) as reader:
         incidents = reader.incidents(run_id)
         counts = next((run.counts for run in reader.runs() if run.run_id == run_id), {})
-    return Judged(
-        incidents, counts.get("rounds_checked", 0), counts.get("benign_skips", 0), counts.get("unwatched_ranks", 0)
-    )
+    names = ("rounds_checked", "benign_skips", "unwatched_ranks", "guard_skips")
+    return Judged(incidents, *(counts.get(name, 0) for name in names))
 
 
 def _bind(options: LaunchOptions, host: str | None) -> str:

@@ -55,6 +55,9 @@ def agent_options(options: LaunchOptions) -> dict[str, object]:
         "dump_level": options.dump_level,
         "max_bundles": options.max_bundles,
         "window_rounds": options.window,
+        "guard": options.guard,
+        "max_skips": options.max_skips and options.max_skips[0],
+        "max_skips_total": options.max_skips and options.max_skips[1],
     }
     return {**options.agent_options, **{name: value for name, value in asked.items() if value is not None}}
 

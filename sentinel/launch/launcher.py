@@ -12,6 +12,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.run import run
 
+from sentinel.launch.halted import HALTED, final, was_halted
 from sentinel.launch.options import LaunchOptions
 from sentinel.launch.signals import hold
 from sentinel.launch.watch import begin, finish
@@ -20,11 +21,19 @@ FAILED = 1  # what Python leaves with after an exception, and so what torchrun l
 
 
 def launch(options: LaunchOptions) -> int:
-    """Run the job; returns torchrun's exit code. Errors that torchrun would show as a traceback pass through."""
+    """Run the job; returns torchrun's exit code, or 93 if the guard halted it.
+
+    Errors that torchrun would show as a traceback pass through.
+    """
     watch = begin(options) if options.agent else None
     exit_code = FAILED
     try:
-        exit_code = _train(options.torchrun)
+        if watch is None:
+            exit_code = _train(options.torchrun)
+        else:
+            with final(watch.run_dir):
+                exit_code = _train(options.torchrun)
+            exit_code = HALTED if exit_code == FAILED and was_halted(watch.run_dir) else exit_code
     finally:
         if watch is not None:
             hold(options.torchrun.signals_to_handle, exit_code)

@@ -33,6 +33,7 @@ PREFIX = "sentinel_"
 HTTP_OFF = "off"
 MAX_RUN_ID = 256  # characters
 DUMP_LEVELS = ("stats", "batch")
+GUARDS = ("observe", "skip", "halt")
 
 _EPILOG = """\
 examples:
@@ -72,6 +73,8 @@ class LaunchOptions:
     dump_level: Literal["stats", "batch"] | None
     max_bundles: int | None
     window: int | None
+    guard: str | None
+    max_skips: tuple[int, int] | None  # in a row, in all
     targets_dir: Path | None  # where a Prometheus looks for file_sd targets
     python_path: str  # PYTHONPATH as the user has it
     agent_options: Mapping[str, object] = field(default_factory=dict)  # SENTINEL_AGENT_OPTIONS, which flags override
@@ -132,6 +135,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Laun
         dump_level=given["sentinel_dump_level"],
         max_bundles=given["sentinel_max_bundles"],
         window=given["sentinel_window"],
+        guard=given["sentinel_guard"],
+        max_skips=given["sentinel_max_skips"],
         targets_dir=Path(given["sentinel_targets_dir"]).absolute() if given["sentinel_targets_dir"] else None,
         python_path=environ.get("PYTHONPATH", ""),
         agent_options=_agent_options(environ.get(ENV_AGENT_OPTIONS)),
@@ -188,6 +193,12 @@ def _add_sentinel_group(parser: argparse.ArgumentParser, environ: Mapping[str, s
     bundles = environ.get("SENTINEL_MAX_BUNDLES")
     flag("max-bundles", bundles, "most rounds that are dumped in one run", type=_positive, metavar="N")
     flag("window", environ.get("SENTINEL_WINDOW"), "rounds kept in memory for a dump", type=_positive, metavar="N")
+    guard = environ.get("SENTINEL_GUARD")
+    guard_help = "what happens to a step whose gradients are nonfinite: observe (default), skip or halt (exit code 93)"
+    flag("guard", guard, guard_help, type=_guard, metavar="POLICY")
+    skips = environ.get("SENTINEL_MAX_SKIPS")
+    skips_help = "steps that may be skipped in a row and in all before the guard halts (default: 10,100)"
+    flag("max-skips", skips, skips_help, type=_skips, metavar="N[,TOTAL]")
     for name, help_ in (
         ("no-agent", "plain torchrun: nothing of Sentinel runs"),
         ("quiet", "say nothing of a healthy run"),
@@ -200,6 +211,18 @@ def _dump_level(text: str) -> str:
     if text not in DUMP_LEVELS:
         raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(DUMP_LEVELS)}")
     return text
+
+
+def _guard(text: str) -> str:
+    if text not in GUARDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(GUARDS)}")
+    return text
+
+
+def _skips(text: str) -> tuple[int, int]:
+    """``N`` in a row and ten times as many in all, or ``N,TOTAL``."""
+    in_a_row, comma, in_all = text.partition(",")
+    return _positive(in_a_row), _positive(in_all) if comma else 10 * _positive(in_a_row)
 
 
 def _positive(text: str) -> int:

@@ -43,6 +43,8 @@ class RunOutcome:
     http: str | None = None
     elsewhere: str | None = None  # endpoint of the coordinator that has the incidents
     unwatched_ranks: int = 0  # whose agent switched itself off
+    guard_skips: int = 0  # steps that the guard left out
+    halted: bool = False
 
 
 def opening(run_id: str, run_dir: Path, http: str | None) -> str:
@@ -53,7 +55,7 @@ def opening(run_id: str, run_dir: Path, http: str | None) -> str:
 
 def closing(outcome: RunOutcome) -> list[str]:
     """The last words: a line or two for a healthy run, a paragraph per incident otherwise."""
-    return [*_found(outcome), *_unwatched(outcome), *_losses(outcome)]
+    return [*_found(outcome), *_guarded(outcome), *_unwatched(outcome), *_losses(outcome)]
 
 
 def shown(path: Path) -> str:
@@ -101,6 +103,16 @@ def _healthy(outcome: RunOutcome) -> str:
     if not outcome.rounds_checked:
         return f"no incidents, but no round of training was seen either · {shown(outcome.run_dir)}"
     return f"no incidents in {plural(outcome.rounds_checked, 'round')}{skips} · {shown(outcome.run_dir)}"
+
+
+def _guarded(outcome: RunOutcome) -> list[str]:
+    lines = []
+    if outcome.guard_skips:
+        steps = plural(outcome.guard_skips, "step")
+        lines.append(f"the guard left out {steps} with nonfinite gradients, on every rank; parameters were not touched")
+    if outcome.halted:
+        lines.append("the guard halted the training on every rank: exit code 93, not restarted")
+    return lines
 
 
 def _unwatched(outcome: RunOutcome) -> list[str]:

@@ -22,6 +22,7 @@ from sentinel.incidents.model import Incident
 from sentinel.launch import console, summary
 from sentinel.launch.discovery import Announcement, announce
 from sentinel.launch.embedded import CoordinatorRefused, judged, start_coordinator
+from sentinel.launch.halted import HALTED, forget
 from sentinel.launch.injection import AgentMissing, WorkerContext, site_directory, worker_environment
 from sentinel.launch.options import LaunchOptions, export
 from sentinel.launch.pages import ReportFailed, write_report
@@ -80,6 +81,7 @@ def begin(options: LaunchOptions) -> Watch | None:
         name = new_run_id(utc_now())
         run_dir = options.run_dir or default_run_directory(name)
         make_run_directory(run_dir)
+        forget(run_dir)
         start = _Start(options, run_dir, options.run_id or name, join=options.join)
         _find_coordinator(start, nodes)
         return _start_relay(start)
@@ -94,7 +96,7 @@ def finish(watch: Watch, exit_code: int) -> None:
     """Bring home what is under way, stop everything, and say what was found. Never changes the job's end."""
     try:
         drained = _bring_home(watch, exit_code)
-        outcome = _outcome(watch, drained)
+        outcome = _outcome(watch, drained, exit_code)
         watch.record = watch.record.model_copy(
             update={
                 "finished_at": utc_now(),
@@ -237,7 +239,7 @@ def _bring_home(watch: Watch, exit_code: int) -> Drained:
     return drained
 
 
-def _outcome(watch: Watch, drained: Drained) -> summary.RunOutcome:
+def _outcome(watch: Watch, drained: Drained, exit_code: int) -> summary.RunOutcome:
     record = watch.record
     if watch.coordinator is None:
         return summary.RunOutcome(watch.run_dir, None, drained=drained, http=record.http, elsewhere=record.endpoint)
@@ -250,6 +252,8 @@ def _outcome(watch: Watch, drained: Drained) -> summary.RunOutcome:
         drained,
         http=record.http,
         unwatched_ranks=found.unwatched_ranks,
+        guard_skips=found.guard_skips,
+        halted=exit_code == HALTED,
     )
 
 

@@ -50,6 +50,15 @@ class ClosedBy(StrEnum):
     JOINED = "joined"  # the rank has no input left and shadows the others' reductions
 
 
+class Guarded(StrEnum):
+    """What the guard did about the optimizer's step of a round."""
+
+    NO = "no"  # nothing: it had no reason, or is told to observe
+    SKIPPED = "skipped"  # the step was made a no-op, on every rank
+    HALTED = "halted"  # training ends here, on every rank
+    UNDECIDED = "undecided"  # there was reason, but not every rank can know of it: the step was made
+
+
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True, gc=False):
     """Base of all messages: immutable, positional on the wire, unknown fields refused."""
 
@@ -203,6 +212,7 @@ class RoundClosed(_Message, frozen=True, array_like=True, tag="round", forbid_un
     unreduced: tuple[str, ...] = ()
     unreduced_total: int = 0
     weights: tuple[Weights, ...] = ()
+    guarded: Guarded = Guarded.NO
 
 
 class PartWritten(_Message, frozen=True, array_like=True, tag="part", forbid_unknown_fields=True):
@@ -284,7 +294,9 @@ CRITICAL = (Evidence, PartWritten, Disabled, Goodbye, NodeEnded)
 
 
 def is_critical(report: Report) -> bool:
-    """True if losing this report could lose an incident. A round with evidence is; a healthy round is a sample."""
+    """True if losing this report could lose an incident. A round with evidence is, or one whose step was guarded."""
     if isinstance(report, RoundClosed):
+        if report.guarded is not Guarded.NO:
+            return True
         return report.evidence > 0 or report.skipped or bool(report.params_nonfinite or report.buffers_nonfinite)
     return isinstance(report, CRITICAL)

@@ -27,6 +27,7 @@ BUNDLES = "bundles"
 MANIFEST = "manifest.json"
 JOIN_FILE = "join.json"
 RUN_FILE = "run.json"
+HALTED_FILE = "halted.json"  # the guard ended this node's training on purpose: no restart
 SPOOL = "spool"  # reports that no coordinator acknowledged
 
 

@@ -21,10 +21,15 @@ def install(
     ended: Callable[[], None],
     unscaled: Callable[[torch.Tensor], torch.Tensor],
     health: Health,
+    agree: Callable[[], None] = lambda: None,
 ) -> None:
-    """Call ``begins()``, ``on_loss(value)`` for a one-element floating root, run the backward, then ``ended()``."""
+    """Call ``begins()``, ``on_loss(value)`` for a one-element floating root, run the backward, then ``agree()`` and ``ended()``.
+
+    ``agree`` issues collectives, and so is called even if the agent has switched itself off: the other ranks are in them.
+    """
     before = health.guarded("loss", lambda tensors: _before(tensors, on_loss, begins, unscaled))
     after = health.guarded("backward_end", ended)
+    agreed = health.guarded("agree", agree, even_off=True)
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -32,6 +37,7 @@ def install(
                 return original(tensors, *args, **kwargs)  # a reentrant checkpoint calls this inside of a backward
             before(tensors)
             result = original(tensors, *args, **kwargs)
+            agreed()
             after()
             return result
 

@@ -14,6 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from sentinel.wire.messages import Guarded
 from sentinel_agent.errors import Health
 from sentinel_agent.patching import wrap
 
@@ -21,23 +22,30 @@ _handles: list[RemovableHandle] = []
 
 
 def install(
-    on_step: Callable[[torch.optim.Optimizer, bool], None],
+    on_step: Callable[[torch.optim.Optimizer, bool], Guarded | None],
     on_made: Callable[[torch.optim.Optimizer], None],
     health: Health,
+    intervene: Callable[[Guarded, torch.optim.Optimizer, bool], None] = lambda *_: None,
 ) -> None:
     """Call ``on_step(optimizer, again)`` once its gradients are ready and before it uses them; ``on_made`` after construction.
 
-    ``again`` is True from the second evaluation of a closure within one step on.
+    ``again`` is True from the second evaluation of a closure within one step on. Where ``on_step`` says skipped or halted,
+    ``intervene(decision, optimizer, inside)`` is called, which may raise into the user's own call; ``inside``: the step is running.
     """
     step = health.guarded("optimizer", on_step)
     made = health.guarded("optimizer_made", on_made)
 
+    def judge(optimizer: torch.optim.Optimizer, again: bool, inside: bool) -> None:
+        decided = step(optimizer, again)
+        if decided in (Guarded.SKIPPED, Guarded.HALTED):
+            intervene(decided, optimizer, inside)
+
     def before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
-            step(optimizer, False)
+            judge(optimizer, False, False)
             return None
-        judged = _judged_after(closure, functools.partial(step, optimizer))
+        judged = _judged_after(closure, lambda again: judge(optimizer, again, True))
         return (args, {**kwargs, "closure": judged}) if "closure" in kwargs else ((args[0], judged, *args[2:]), kwargs)
 
     vars(before_step)["_torchdynamo_disable"] = True  # a compiled step calls it, outside of what it compiles

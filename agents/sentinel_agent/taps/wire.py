@@ -7,8 +7,9 @@ the ledger's business.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,6 +77,16 @@ def install(listener: Listener) -> None:
         for op in OPS:
             if hasattr(torch.ops.c10d, op):
                 _library.impl(op, _kernel(op), "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Collectives that this thread issues inside are our own, and not listened to."""
+    before, _busy.inside = getattr(_busy, "inside", False), True
+    try:
+        yield
+    finally:
+        _busy.inside = before
 
 
 def uninstall() -> None:

@@ -6,6 +6,7 @@ arguments name those to run.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import sys
@@ -34,6 +35,7 @@ def main(trainings: dict[str, Any]) -> None:
     for name in sys.argv[1:]:
         torch.manual_seed(0)
         trainings[name]()
+        gc.collect()  # a wrapped model is full of cycles, and the next training's parameters have the same names
     dist.destroy_process_group()
 
 
