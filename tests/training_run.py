@@ -1,7 +1,7 @@
 """Training scripts under the launcher, each run in processes of its own, and what Sentinel said of it.
 
-Owns starting, ending and reading back; which script does what is in ``tests/e2e/scripts``. At most two runs at a time: each is a
-launcher and its ranks, and the machines that run the tests have few cores.
+Owns starting, ending and reading back; which script does what is in ``tests/e2e/scripts``. At most two runs at a time, or one for
+each of several pytest workers: each is a launcher and its ranks, and the machines that run the tests have few cores.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CORPUS = Path(__file__).parent / "corpus"
 SENTINEL = (sys.executable, "-m", "sentinel.cli.main")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 RUN_SECONDS = 100.0  # of one training, on a machine that is busy with others
-AT_ONCE = 2
+AT_ONCE = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 
 
 @dataclass(frozen=True)

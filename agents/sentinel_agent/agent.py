@@ -160,6 +160,7 @@ class Agent:
         open_round.private |= not covered
 
     def _backward_begins(self) -> None:
+        self.withheld.give_back()  # of a step that raised
         self._first_forward()
         self.ledger.backward_begins()
 

@@ -66,8 +66,13 @@ class Naming:
 
     @property
     def known(self) -> bool:
-        """True once any root or optimizer was met."""
-        return bool(self._roots or self._optimizers)
+        """True while any root or optimizer that was met is alive."""
+        return bool(self.alive())
+
+    def alive(self) -> list[weakref.ref[Any]]:
+        """Roots and optimizers that were met and are still there, weakly."""
+        met: list[weakref.ref[Any]] = [*self._roots, *self._optimizers]
+        return [ref for ref in met if ref() is not None]
 
     def add_root(self, module: nn.Module) -> bool:
         """Remember a root module; False if it was known."""

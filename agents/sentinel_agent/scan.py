@@ -46,6 +46,7 @@ class Scan:
     def __init__(self, naming: Naming) -> None:
         self.naming = naming
         self._sampled: list[_Sample] = []
+        self._trained: list[weakref.ref[Any]] = []  # roots and optimizers there were then
         self._marks: dict[int, tuple[weakref.ref[torch.Tensor] | None, int]] = {}
         self._finite_at_start: set[str] | None = None
         self._small_buffers: list[weakref.ref[torch.Tensor]] = []
@@ -125,7 +126,7 @@ class Scan:
                 if self._wrote(parameter, gradient):
                     touched.append(_Sample(weakref.ref(parameter), gradient._version, optimizer))
                 self._marks[id(parameter)] = (weakref.ref(gradient), gradient._version)
-        self._sampled = touched
+        self._sampled, self._trained = touched, self.naming.alive()
 
     def _wrote(self, parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
         """Is this gradient another one, or written to, since it was last marked?"""
@@ -152,9 +153,11 @@ class Scan:
             yield None, [p for _, p in self.naming.parameters() if p.grad is not None]
 
     def cleared(self) -> bool:
-        """True if every gradient sampled after the last backward is gone or zero now."""
+        """True if every gradient sampled after the last backward is gone or zero now, or all that was trained then is gone."""
         alive = [(p, sample.version) for sample in self._sampled if (p := sample.parameter()) is not None]
-        return bool(alive) and all(_is_cleared(p, version) for p, version in alive)
+        if not alive:
+            return bool(self._sampled) and not any(ref() is not None for ref in self._trained)
+        return all(_is_cleared(p, version) for p, version in alive)
 
     def owner(self) -> torch.optim.Optimizer | None:
         """The optimizer whose gradients the last backward wrote, the first of them; None where none is known."""

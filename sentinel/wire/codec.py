@@ -17,7 +17,7 @@ import msgspec
 
 from sentinel.wire.messages import Command, Report, is_critical
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAGIC = b"S"
 MAX_FRAME_BYTES = 1 << 20  # the ROUTER's MAXMSGSIZE too
 MAX_BATCH = 512  # reports in one frame

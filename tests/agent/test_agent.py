@@ -75,7 +75,7 @@ def _sites(
 
 
 IN_TRAINING = {
-    *("wire", "wire_result", "join", "completion", "loss", "backward_end", "optimizer", "optimizer_made"),
+    *("wire", "wire_result", "join", "completion", "loss", "agree", "backward_end", "optimizer", "optimizer_made"),
     *(
         "scaler",
         "scaler_step",
@@ -89,7 +89,7 @@ IN_TRAINING = {
         "forward_end",
     ),
 }
-ELSEWHERE = {"misuse", "leaving", "exit", "terminate", "shadow"}
+ELSEWHERE = {"agreement", "misuse", "leaving", "exit", "terminate", "shadow"}
 
 
 @pytest.mark.parametrize("site", sorted(IN_TRAINING))

@@ -163,12 +163,22 @@ def test_gradients_replaced_by_others_are_not_cleared() -> None:
     assert not scan.cleared()
 
 
-def test_a_model_that_is_gone_has_nothing_to_clear() -> None:
-    """Sampled gradients are not kept alive."""
+def test_a_model_that_is_gone_is_over() -> None:
+    """Sampled gradients are not kept alive, and a model that is gone, with nothing else trained, leaves none uncleared."""
     model = _with_gradients(nn.Linear(2, 2))
     scan = _scan(model)
     scan.remember_gradients()
+    assert not scan.cleared()
     del model
+    assert scan.cleared()
+
+
+def test_parameters_that_are_replaced_are_not_over() -> None:
+    """A wrapper may make its parameters anew while the model lives: that says nothing of their gradients."""
+    model = _with_gradients(nn.Linear(2, 2))
+    scan = _scan(model)
+    scan.remember_gradients()
+    model.weight, model.bias = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
     assert not scan.cleared()
 
 

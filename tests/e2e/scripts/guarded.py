@@ -1,4 +1,4 @@
-"""Trainings whose gradients are NaN at step 7 of rank 2, or of every rank from there on; ``LEFT_OUT=1`` leaves that step's call out.
+"""Trainings whose gradients are NaN at step 7 of rank 2, or from there on; ``LEFT_OUT=1`` leaves that step's call out.
 
 Each says the SHA-256 of its parameters before step 7, and that of parameters, buffers and optimizer state in the end.
 """

@@ -43,7 +43,7 @@ def test_commands_never_import_torch(run_dir: Path, words: str) -> None:
 
 def test_version_prints_ours(sentinel: Command) -> None:
     """``version`` prints Sentinel's own version, in JSON with those of its packages."""
-    assert sentinel("version").out.startswith(f"sentinel {package.__version__} (protocol 1)")
+    assert sentinel("version").out.startswith(f"sentinel {package.__version__} (protocol 2)")
     printed = json.loads(sentinel("version", "-o", "json").out)
     assert printed["sentinel"] == package.__version__
     assert printed["pyzmq"]

@@ -54,17 +54,22 @@ def test_a_worker_learns_its_run(agent_package: Path) -> None:
     assert variables["SENTINEL_COMMAND_KEY"] == "ab" * 32
 
 
+GUARDED = ["--sentinel-guard", "skip", "--sentinel-max-skips", "3", "x.py"]
+
+
 def test_only_what_was_asked_for_overrides_the_agents_defaults(agent_package: Path) -> None:
     """Options the user did not give are not in the JSON, so that the agent's own defaults stand."""
     assert json.loads(worker_environment(CONTEXT, parse(["x.py"], {}))["SENTINEL_AGENT_OPTIONS"]) == {}
     asked = ["--sentinel-dump-level", "stats", "--sentinel-max-bundles", "2", "--sentinel-window", "4", "x.py"]
     assert agent_options(parse(asked, {})) == {"dump_level": "stats", "max_bundles": 2, "window_rounds": 4}
+    guarded = agent_options(parse(GUARDED, {}))
+    assert guarded == {"guard": "skip", "max_skips": 3, "max_skips_total": 30}
 
 
 def test_the_agent_knows_every_option_the_launcher_can_send() -> None:
     """Names of the options are fields of the agent's settings: launcher and agent are one version."""
     config = pytest.importorskip("sentinel_agent.config")
-    asked = ["--sentinel-dump-level", "stats", "--sentinel-max-bundles", "2", "--sentinel-window", "4", "x.py"]
+    asked = ["--sentinel-dump-level", "stats", "--sentinel-max-bundles", "2", "--sentinel-window", "4", *GUARDED]
     assert set(agent_options(parse(asked, {}))) <= set(config.AgentConfig.__dataclass_fields__)
 
 

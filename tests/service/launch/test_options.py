@@ -88,6 +88,12 @@ def test_flags_win_over_the_environment() -> None:
     assert (plain.window, plain.max_bundles, plain.dump_level, plain.quiet) == (None, None, None, False)
 
 
+@pytest.mark.parametrize(("given", "budget"), [("5", (5, 50)), ("5,7", (5, 7))])
+def test_a_budget_of_skips_is_in_a_row_and_in_all(given: str, budget: tuple[int, int]) -> None:
+    """``N,TOTAL`` says both; ``N`` alone allows ten times as many in all."""
+    assert parse(["--sentinel-max-skips", given, "train.py"], {}).max_skips == budget
+
+
 def test_words_after_the_script_belong_to_the_script() -> None:
     """Everything after the training script is the script's, even if it looks like one of our flags."""
     parsed = parse(["train.py", "--sentinel-quiet", "--nnodes", "4"], {})
@@ -110,6 +116,8 @@ def test_nothing_of_ours_reaches_torchrun() -> None:
         (["--sentinel-dump-level", "all", "train.py"], {}, "not one of stats, batch"),
         (["train.py"], {"SENTINEL_DUMP_LEVEL": "all"}, "not one of stats, batch"),
         (["train.py"], {"SENTINEL_MAX_BUNDLES": "many"}, "invalid _positive value"),
+        (["--sentinel-guard", "stop", "train.py"], {}, "not one of observe, skip, halt"),
+        (["--sentinel-max-skips", "0", "train.py"], {}, "not 1 or more"),
         (["--sentinel-join", "/nowhere/join.json", "train.py"], {}, "cannot read join file"),
         (["--sentinel-endpoint", "tcp://h:1", "train.py"], {}, "alone cannot join"),
         (["--sentinel-run-id", "a\nb", "train.py"], {}, "run id"),

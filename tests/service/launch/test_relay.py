@@ -15,7 +15,7 @@ from sentinel.launch import relay as relay_module
 from sentinel.launch.outbox import Drop
 from sentinel.launch.relay import Relay, RelayIdentity
 from sentinel.launch.spool import read_spool
-from sentinel.wire.codec import Refusal, decode_reports, encode_command, encode_reports
+from sentinel.wire.codec import PROTOCOL, Refusal, decode_reports, encode_command, encode_reports
 from sentinel.wire.link import Join, decode_envelope
 from sentinel.wire.messages import ClosedBy, Counted, Disabled, DumpRequest, NodeEnded, Released, RoundClosed
 
@@ -183,7 +183,7 @@ def test_a_frozen_coordinator_never_blocks_a_rank(coordinator, start_relay, conn
         (b"", Refusal.TOO_SHORT),
         (b"GET / HTTP/1.1", Refusal.NOT_OURS),
         (b"S\x63C\x90", Refusal.PROTOCOL),
-        (b"S\x01K\x90", Refusal.NOT_OURS),
+        (b"S" + bytes([PROTOCOL]) + b"K\x90", Refusal.NOT_OURS),
     ],
 )
 def test_frames_that_are_not_reports_are_refused_and_counted(
@@ -227,7 +227,7 @@ def test_commands_reach_the_ranks_they_name(coordinator, start_relay, connect) -
     [
         (encode_command(DumpRequest("c", 1e12, 0, 7), b"another key"), "command_signature"),
         (encode_command(DumpRequest("c", 1.0, 0, 7), KEY), "command_expired"),
-        (b"S\x01K", "command_too_short"),
+        (b"S" + bytes([PROTOCOL]) + b"K", "command_too_short"),
     ],
 )
 def test_commands_that_must_not_be_obeyed_stop_here(

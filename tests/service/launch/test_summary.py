@@ -114,6 +114,14 @@ def test_a_healthy_run_is_one_short_line(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(lines[0]) <= 100
 
 
+def test_what_the_guard_did_is_said(tmp_path: Path) -> None:
+    """Skipped steps are counted, and a halted training is told with its exit code."""
+    lines = closing(RunOutcome(tmp_path, [incident()], guard_skips=2, halted=True))
+    assert [line for line in lines if "the guard left out 2 steps" in line]
+    assert [line for line in lines if "exit code 93, not restarted" in line]
+    assert not [line for line in closing(RunOutcome(tmp_path, [incident()])) if "the guard" in line]
+
+
 def test_an_unwatched_run_is_not_called_healthy(tmp_path: Path) -> None:
     """No round seen is said as that, since 'no incidents' alone would be a promise nobody can make."""
     (line,) = closing(RunOutcome(tmp_path, []))
