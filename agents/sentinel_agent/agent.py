@@ -50,7 +50,7 @@ class Agent:
         self.scan = Scan(self.naming)
         self.checker = Checker(delay=config.check_delay)
         self.window = Window(config.window_rounds, config.window_bytes, config.clone_below)
-        self.evidencing = Evidencing(self.me, config, self.window, self.naming, self.send)
+        self.evidencing = Evidencing(self.me, config, self.window, self.naming, self.send, lambda: self.scaler.state())
         self.agreement = Agreement(rank, world_size, config.attempt)
         budget = Budget(config.max_skips, config.max_skips_total)
         self.guard = Guard(config.guard, budget, self.health, self.agreement.everyone)

@@ -18,7 +18,8 @@ from sentinel.wire import names
 class AgentConfig:
     """What this process's agent may do. Times in seconds, sizes in bytes.
 
-    ``dump_level``: ``stats`` writes structure and statistics only, ``batch`` also batches, RNG states and parameters.
+    ``dump_level``: ``stats`` writes structure and statistics only, ``batch`` also batches, RNG states and parameters,
+    ``full`` also the state of optimizers and GradScaler.
     ``audit`` traces the forward of rounds 0, 1, 2, 4, … for half-precision overflow that is absorbed; off unless asked for, since
     code that is compiled under the trace's dispatch mode is not compiled.
     ``guard`` is what is done about a step whose gradients every rank knows to be nonfinite: ``observe`` nothing, ``skip`` leaves it

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+import torch
 from torch import Tensor
 
 from sentinel.bundle.manifest import (
     BATCHES_FILE,
     GRADIENTS_FILE,
+    OPTIMIZER_FILE,
     PARAMETERS_FILE,
     PART_FILE,
     RNG_FILE,
@@ -31,6 +33,7 @@ from sentinel.wire.names import BUNDLES, bundle_id, rank_directory
 from sentinel_agent.batchdump import BatchDump
 from sentinel_agent.contents import local
 from sentinel_agent.environment import environment
+from sentinel_agent.optimizerdump import OptimizerDump
 from sentinel_agent.rng import as_tensors
 from sentinel_agent.statistics import tensor_statistics
 from sentinel_agent.tensorfile import Names, flush_to_disk, new_file, storable, write_tensors
@@ -46,7 +49,7 @@ _writing = threading.Lock()  # a judge and a request of the coordinator may name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRequest:
-    """All that goes into a part. ``level`` stats writes no tensors; ``byte_cap`` bounds the tensors of the part.
+    """All that goes into a part. ``level`` stats writes no tensors, full also optimizer state; ``byte_cap`` bounds tensors.
 
     ``entries`` come from ``Window.entries``. ``start_buffers`` are buffers as they were when the round began, which is what is
     written for those that have one; statistics are of ``named_buffers``. ``raw_gradients`` names those of ``nonfinite_gradients``
@@ -65,13 +68,15 @@ class PartRequest:
     reason: str
     loss: float | None = None
     loss_scale: float | None = None
-    level: Literal["stats", "batch"] = "batch"
+    level: Literal["stats", "batch", "full"] = "batch"
     entries: tuple[Entry, ...] = ()
     named_parameters: NamedTensors = field(default_factory=list)
     named_buffers: NamedTensors = field(default_factory=list)
     start_buffers: NamedTensors = field(default_factory=list)
     nonfinite_gradients: NamedTensors = field(default_factory=list)
     raw_gradients: tuple[str, ...] = ()
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+    scaler: dict[str, float] | None = None
     byte_cap: int = 10 << 30
 
 
@@ -126,7 +131,7 @@ def _write_new(request: PartRequest, final: Path) -> None:
 def _fill(tmp: Path, request: PartRequest) -> None:
     """Write the files. Batches come before gradients before parameters where the budget is short; part.json is last."""
     budget = _Budget(min(request.byte_cap, int(DISK_SHARE * shutil.disk_usage(tmp).free)))
-    keep = request.level == "batch"
+    keep = request.level != "stats"
     batches = BatchDump(request.entries, budget.take if keep else _keep_none)
     notes: list[str] = []
     if keep:
@@ -135,13 +140,16 @@ def _fill(tmp: Path, request: PartRequest) -> None:
             write_tensors(tmp / BATCHES_FILE, batches.tensors)
         notes += _write_gradients(tmp, request.nonfinite_gradients, budget)
         notes += _write_state(tmp, [*request.named_parameters, *_buffers(request)], budget)
-    header = _header(request, batches, notes)
+    names = {id(parameter): name for name, parameter in request.named_parameters}
+    optimizers = OptimizerDump(request.optimizers if request.level == "full" else (), names)
+    notes += _write_optimizers(tmp, optimizers.tensors, budget)
+    header = _header(request, batches, notes, optimizers)
     with new_file(tmp / PART_FILE) as out:
         out.write(header.model_dump_json(indent=1).encode())
         flush_to_disk(out)
 
 
-def _header(request: PartRequest, batches: BatchDump, notes: list[str]) -> PartHeader:
+def _header(request: PartRequest, batches: BatchDump, notes: list[str], optimizers: OptimizerDump) -> PartHeader:
     return PartHeader(
         run_id=request.run_id,
         attempt=request.attempt,
@@ -162,6 +170,8 @@ def _header(request: PartRequest, batches: BatchDump, notes: list[str]) -> PartH
         gradient_statistics=_statistics(_gradients(request)),
         environment=environment(),
         raw_gradients=request.raw_gradients,
+        optimizers=tuple(optimizers.described),
+        scaler=request.scaler,
     )
 
 
@@ -196,6 +206,19 @@ def _write_state(tmp: Path, tensors: NamedTensors, budget: _Budget) -> list[str]
         return [f"parameters left out: {size} bytes are over the budget"]
     if named:
         write_tensors(tmp / PARAMETERS_FILE, named)
+    return []
+
+
+def _write_optimizers(tmp: Path, tensors: NamedTensors, budget: _Budget) -> list[str]:
+    """All or none, as with parameters: half of an optimizer is none."""
+    named = _unique(tensors)
+    size = sum(tensor.nbytes for _, tensor in named)
+    if not all(storable(tensor) for _, tensor in named):
+        return ["optimizer state left out: a dtype, a layout or a storage that cannot be written"]
+    if not budget.take(size):
+        return [f"optimizer state left out: {size} bytes are over the budget"]
+    if named:
+        write_tensors(tmp / OPTIMIZER_FILE, named)
     return []
 
 

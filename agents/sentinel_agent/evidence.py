@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -29,7 +29,13 @@ class Evidencing:
     """Writes parts of this rank, at most ``config.max_bundles`` of its own accord."""
 
     def __init__(
-        self, me: Identity, config: AgentConfig, window: Window, naming: Naming, send: Callable[[Any], None]
+        self,
+        me: Identity,
+        config: AgentConfig,
+        window: Window,
+        naming: Naming,
+        send: Callable[[Any], None],
+        scaler_state: Callable[[], dict[str, float] | None] = lambda: None,
     ) -> None:
         self._me = me
         self._config = config
@@ -37,6 +43,7 @@ class Evidencing:
         self._naming = naming
         self._buffers = StartBuffers(naming)
         self._send = send
+        self._scaler_state = scaler_state
         self._written: set[int] = set()
         self._closed: dict[int, tuple[Round, int]] = {}
         self._last: int | None = None
@@ -103,13 +110,15 @@ class Evidencing:
                 reason=reason,
                 loss=closing.loss,
                 loss_scale=closing.loss_scale,
-                level="stats" if self._config.dump_level == "stats" else "batch",
+                level=_level(self._config.dump_level),
                 entries=self._window.entries(number),
                 named_parameters=[] if after else parameters,
                 named_buffers=[] if after else buffers,
                 start_buffers=[] if after else self._buffers.named(),
                 nonfinite_gradients=gradients,
                 raw_gradients=tuple(name for name, _ in closing.raw_gradients),
+                optimizers=() if after else tuple(self._naming.optimizers()),
+                scaler=None if after else self._scaler_state(),
                 byte_cap=self._config.part_bytes,
             )
         )
@@ -126,3 +135,8 @@ class Evidencing:
                 error=result.error,
             )
         )
+
+
+def _level(name: str) -> Literal["stats", "batch", "full"]:
+    """The level of this name; one that is not known keeps batches, as the default does."""
+    return "stats" if name == "stats" else "full" if name == "full" else "batch"

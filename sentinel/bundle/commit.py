@@ -28,6 +28,7 @@ from sentinel.bundle.paths import (
     rank_of_directory,
     read_json,
 )
+from sentinel.bundle.seal import as_written, sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def commit(root: Path, request: BundleRequest) -> Manifest:
     path = root / BUNDLES_DIRECTORY / request.id
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open_directory(path.parent) as parent, open_directory(request.id, parent) as bundle:
-        manifest = _manifest(bundle, request)
+        manifest = sealed(_manifest(bundle, request))
         _write_manifest(bundle, manifest)
     return manifest
 
@@ -156,7 +157,7 @@ def _write_manifest(bundle: int, manifest: Manifest) -> None:
     fd = os.open(temporary, flags, 0o600, dir_fd=bundle)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(manifest.model_dump_json(indent=1))
+            file.write(as_written(manifest))
             file.flush()
             os.fsync(fd)
         os.rename(temporary, MANIFEST_FILE, src_dir_fd=bundle, dst_dir_fd=bundle)

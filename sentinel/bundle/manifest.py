@@ -9,6 +9,7 @@ their parts with ``sentinel_agent/dump.py``.
     bundles/a0-r000003/rank-00001/parameters.safetensors  parameters and buffers before the step, by qualified name
     bundles/a0-r000003/rank-00001/rng.safetensors         RNG states at each micro-batch, named b<i>.<generator>
     bundles/a0-r000003/rank-00001/gradients.safetensors   gradients found nonfinite on this rank, by qualified name
+    bundles/a0-r000003/rank-00001/optimizer.safetensors   optimizer state before the step, named o<i>.<parameter>.<key>; level full
     bundles/a0-r000003/replay-rank-00001.json             not of the bundle: what a replay found (``replayed.py``)
 """
 
@@ -24,6 +25,7 @@ BATCHES_FILE = "batches.safetensors"
 PARAMETERS_FILE = "parameters.safetensors"
 RNG_FILE = "rng.safetensors"
 GRADIENTS_FILE = "gradients.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
 
 
 class _Record(BaseModel):
@@ -83,6 +85,23 @@ class Environment(_Record):
     module: str | None = Field(default=None, description="package.module if it was started with python -m")
 
 
+class OptimizerGroup(_Record):
+    """One ``param_groups`` entry: its options as JSON, what has no JSON form by its type's name."""
+
+    options: dict[str, Any]
+    parameters: tuple[str, ...]
+
+
+class OptimizerState(_Record):
+    """One optimizer. Its tensors are in the optimizer file under ``o<index>.``; ``scalars`` are numbers of parameters' states."""
+
+    index: int
+    type: str
+    groups: tuple[OptimizerGroup, ...]
+    scalars: dict[str, dict[str, bool | int | float | str | None]] = Field(default_factory=dict)
+    omitted: tuple[str, ...] = ()
+
+
 class PartHeader(_Record):
     """``part.json``: structure and statistics of one rank's part."""
 
@@ -105,6 +124,8 @@ class PartHeader(_Record):
     parameter_statistics: tuple[TensorStatistics, ...] = ()
     gradient_statistics: tuple[TensorStatistics, ...] = ()
     environment: Environment
+    optimizers: tuple[OptimizerState, ...] = ()
+    scaler: dict[str, float] | None = Field(default=None, description="state of the GradScaler that scaled the loss")
     raw_gradients: tuple[str, ...] = Field(
         default=(), description="names in the gradients file that were cloned before any reduction wrote them"
     )
@@ -145,3 +166,6 @@ class Manifest(_Record):
     parts: tuple[PartEntry, ...]
     files: tuple[FileEntry, ...]
     committed_at: float
+    sha256: str = Field(
+        default="", description="of this file, with 64 zeros in the place of this digest; last in the file"
+    )

@@ -22,9 +22,11 @@ from sentinel.bundle.paths import (
     part_directory,
     printable,
     rank_of_directory,
+    read_json,
 )
 from sentinel.bundle.reader import bundle_directory, read_manifest
 from sentinel.bundle.replayed import is_replay_file
+from sentinel.bundle.seal import is_unbroken
 
 
 class ProblemKind(StrEnum):
@@ -52,6 +54,9 @@ class Problem:
         return f"{self.path}: {self.detail}"
 
 
+BROKEN_SEAL = Problem(MANIFEST_FILE, ProblemKind.SHA256, "not what was committed: its own digest does not fit")
+
+
 def verify(path: Path | str) -> list[Problem]:
     """Every difference between a bundle (its directory or manifest) and its manifest; empty if there is none.
 
@@ -65,8 +70,9 @@ def verify(path: Path | str) -> list[Problem]:
             return [Problem(MANIFEST_FILE, ProblemKind.MANIFEST_REFUSED, str(refusal))]
         if manifest is None:
             return [Problem(MANIFEST_FILE, ProblemKind.NO_MANIFEST, "there is none: the bundle was never committed")]
+        seal = [] if is_unbroken(read_json(MANIFEST_FILE, bundle), manifest) else [BROKEN_SEAL]
         listed = [problem for entry in manifest.files for problem in _compare(bundle, entry)]
-        return listed + _extra(bundle, manifest)
+        return [*seal, *listed, *_extra(bundle, manifest)]
 
 
 def _compare(bundle: int, entry: FileEntry) -> list[Problem]:

@@ -32,7 +32,7 @@ from sentinel.wire.names import (
 PREFIX = "sentinel_"
 HTTP_OFF = "off"
 MAX_RUN_ID = 256  # characters
-DUMP_LEVELS = ("stats", "batch")
+DUMP_LEVELS = ("stats", "batch", "full")
 GUARDS = ("observe", "skip", "halt")
 
 _EPILOG = """\
@@ -70,7 +70,7 @@ class LaunchOptions:
     http_bind: str | None  # None: no HTTP
     agent: bool
     quiet: bool
-    dump_level: Literal["stats", "batch"] | None
+    dump_level: Literal["stats", "batch", "full"] | None
     max_bundles: int | None
     window: int | None
     guard: str | None
@@ -189,7 +189,13 @@ def _add_sentinel_group(parser: argparse.ArgumentParser, environ: Mapping[str, s
     targets = environ.get("SENTINEL_TARGETS_DIR")
     flag("targets-dir", targets, "tell a Prometheus here of the run: folder of its file_sd targets", metavar="DIR")
     level = environ.get("SENTINEL_DUMP_LEVEL")
-    flag("dump-level", level, "what a rank keeps of a faulty round: stats or batch", type=_dump_level, metavar="LEVEL")
+    flag(
+        "dump-level",
+        level,
+        "what a rank keeps of a faulty round: stats, batch or full",
+        type=_dump_level,
+        metavar="LEVEL",
+    )
     bundles = environ.get("SENTINEL_MAX_BUNDLES")
     flag("max-bundles", bundles, "most rounds that are dumped in one run", type=_positive, metavar="N")
     flag("window", environ.get("SENTINEL_WINDOW"), "rounds kept in memory for a dump", type=_positive, metavar="N")

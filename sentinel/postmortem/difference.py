@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from sentinel.bundle.manifest import (
     BATCHES_FILE,
     GRADIENTS_FILE,
+    OPTIMIZER_FILE,
     PARAMETERS_FILE,
     RNG_FILE,
     PartHeader,
@@ -24,7 +25,7 @@ from sentinel.bundle.reader import BundleRefused, Part
 from sentinel.bundle.tensors import TensorFile
 from sentinel.postmortem.text import columns, number, printable
 
-FILES = (PARAMETERS_FILE, GRADIENTS_FILE, BATCHES_FILE, RNG_FILE)
+FILES = (PARAMETERS_FILE, OPTIMIZER_FILE, GRADIENTS_FILE, BATCHES_FILE, RNG_FILE)
 ROWS_SHOWN = 24
 MAX_BYTES = 512 << 20
 

@@ -65,6 +65,11 @@ class ScalerTap:
         self._plain_losses += 1
         return tensor
 
+    def state(self) -> dict[str, float] | None:
+        """Numbers of the scaler that scaled this round's loss, None without one. Reads them from the device."""
+        scaler = self._scaler() if self._scaler is not None else None
+        return {name: float(value) for name, value in scaler.state_dict().items()} if scaler is not None else None
+
     def about_to_step(self, optimizer: torch.optim.Optimizer) -> tuple[float | None, bool]:
         """(scale, skipped) of the step that ``optimizer`` is asked to make now; (None, False) outside of a scaler."""
         if self._stepping == id(optimizer):
