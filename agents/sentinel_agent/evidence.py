@@ -45,6 +45,7 @@ class Evidencing:
         self._send = send
         self._scaler_state = scaler_state
         self._written: set[int] = set()
+        self._planned: set[int] = set()  # rounds to come
         self._closed: dict[int, tuple[Round, int]] = {}
         self._last: int | None = None
         self._lock = threading.Lock()
@@ -74,16 +75,23 @@ class Evidencing:
 
     def closed(self, closing: Round, step: int) -> None:
         """Remember the last rounds, for requests that come later, and the buffers that the next one starts from."""
-        if closing.number == self._config.dump_round:
-            self._write(closing, step, "asked for by an option", False, [])
+        with self._lock:
+            planned = closing.number in self._planned
+            self._planned.discard(closing.number)
+            self._closed[closing.number] = (closing, step)
+            self._closed.pop(closing.number - KEPT_ROUNDS, None)
+        if planned or closing.number == self._config.dump_round:
+            self._write(closing, step, "asked for" if planned else "asked for by an option", False, [])
         self._buffers.take()
-        self._closed[closing.number] = (closing, step)
-        self._closed.pop(closing.number - KEPT_ROUNDS, None)
 
     def requested(self, request: DumpRequest) -> None:
-        """The coordinator wants this rank's part of a round it saw nothing wrong in. Runs on the channel's thread."""
+        """The coordinator wants this rank's part of a round it saw nothing wrong in, or of one to come. On the channel's thread."""
         if request.attempt != self._me.attempt or (request.ranks and self._me.rank not in request.ranks):
             return
+        with self._lock:
+            if request.round > max(self._closed, default=-1):
+                self._planned.add(request.round)
+                return
         closing, step = self._closed.get(request.round, (Round(request.round), request.round))
         self._write(closing, step, "requested by the coordinator", True, [])
 

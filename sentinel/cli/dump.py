@@ -1,4 +1,4 @@
-"""``sentinel dump``: list, verify and show bundles.
+"""``sentinel dump``: ask for bundles, list, verify, show and remove them.
 
 Owns the commands. Bundles are read by ``bundle/reader.py``, compared by ``bundle/verify.py``, and their page is
 ``postmortem/bundle_page.py``.
@@ -7,6 +7,8 @@ Owns the commands. Bundles are read by ``bundle/reader.py``, compared by ``bundl
 from __future__ import annotations
 
 import json
+import shutil
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -15,10 +17,12 @@ import typer
 
 from sentinel.bundle.reader import Bundle, BundleRefused
 from sentinel.bundle.verify import verify
-from sentinel.cli.options import Output, RunDir
+from sentinel.cli.act import coordinator
+from sentinel.cli.options import Http, Output, RunDir, RunId, Token
 from sentinel.cli.output import ExitCode, OutputFormat, fail, put, say, say_error
-from sentinel.cli.source import newest_run
-from sentinel.incidents.describe import rank_list
+from sentinel.cli.source import Pages, newest_run
+from sentinel.coordinator.acting import PlannedDump
+from sentinel.incidents.describe import plural, rank_list
 from sentinel.postmortem.bundle_page import describe_bundle
 from sentinel.postmortem.bundle_record import BundleList, bundle_record
 from sentinel.postmortem.text import columns
@@ -94,6 +98,54 @@ def show_bundle(
     except BundleRefused as refusal:
         fail(str(refusal), "sentinel dump verify names every difference", ExitCode.REFUSED)
     _leave_if_partial(opened)
+
+
+@dump_app.command("now")
+def dump_now(
+    run_dir: RunDir = None,
+    http: Http = None,
+    token: Token = None,
+    run_id: RunId = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Let every rank of a running job write its part of one round, about a second ahead. Training goes on."""
+    asked = coordinator(run_dir, http, token)
+    query = urllib.parse.urlencode({"run_id": run_id or only_run(asked)})
+    planned = PlannedDump.model_validate_json(asked.post(f"/api/v1/dump?{query}"))
+    if output is OutputFormat.JSON:
+        put(planned.model_dump_json(indent=1))
+    else:
+        put(f"{rank_list(planned.ranks)} will write round {planned.round}: {planned.bundle}")
+
+
+@dump_app.command("rm")
+def remove_bundles(
+    bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="Directories of bundles.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove bundles for good: the batches of a faulty round are real training data. Incidents stay."""
+    for path in bundles:
+        if path.is_symlink():
+            fail(f"{path} is a link", "name the bundle's own directory", ExitCode.REFUSED)
+    directories = [open_bundle(path).path for path in bundles]
+    if not yes:
+        typer.confirm(f"remove {plural(len(directories), 'bundle')} for good?", abort=True, err=True)
+    for directory in directories:
+        try:
+            shutil.rmtree(directory)
+        except OSError as error:
+            fail(f"cannot remove {directory} ({error.strerror})", "part of it may be gone; sentinel dump verify tells")
+        say(f"removed {directory}")
+
+
+def only_run(pages: Pages) -> str:
+    """The run that a coordinator is watching. Leaves with a hint unless it is exactly one."""
+    going_on = [run.run_id for run in pages.status() if not run.ended]
+    if len(going_on) != 1:
+        fail(
+            f"{len(going_on)} runs are going on", "choose one: --run-id ID; sentinel status lists them", ExitCode.USAGE
+        )
+    return going_on[0]
 
 
 def open_bundle(path: Path) -> Bundle:

@@ -1,4 +1,4 @@
-"""``sentinel incidents``: list, show, export.
+"""``sentinel incidents``: list, show, acknowledge, export.
 
 Owns the commands. The page of an incident is ``postmortem/incident_page.py``; the formats are ``postmortem/export.py``.
 """
@@ -10,13 +10,16 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from sentinel.cli.acknowledging import acknowledged, login
 from sentinel.cli.options import Http, Output, RunDir, RunId, Token
 from sentinel.cli.output import ExitCode, OutputFormat, fail, put, say
 from sentinel.cli.source import RunDirectory, Source, choose
+from sentinel.coordinator.acting import Acknowledgement
 from sentinel.incidents.model import Incident, Kind, Severity, State
 from sentinel.postmortem.export import ExportFormat, export_incidents, incident_table
 from sentinel.postmortem.incident_page import describe_incident
 from sentinel.postmortem.samples import odd_samples
+from sentinel.postmortem.text import printable
 from sentinel.postmortem.timeline import NEAR, TimelineRecord, timeline, timeline_records, timeline_text
 
 incidents_app = typer.Typer(help="What went wrong, when, and on which ranks.", no_args_is_help=True)
@@ -69,6 +72,26 @@ def show_incident(
         put(incident.model_dump_json(indent=1))
         return
     put(describe_incident(incident, source.run_dir, odd_samples(incident, source.run_dir)))
+
+
+@incidents_app.command("ack")
+def acknowledge_incident(
+    incident_id: IncidentId,
+    run_dir: RunDir = None,
+    http: Http = None,
+    token: Token = None,
+    run_id: RunId = None,
+    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who says so (default: your login).")] = None,
+    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="What there is to say of it.")] = "",
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Note that you have seen an incident, during the run or after it. The verdict stays as it is."""
+    incident = find_incident(choose(run_dir, http, token), incident_id, run_id)
+    said = acknowledged(incident, Acknowledgement(by=(by or login())[:64], note=note[:1000]), run_dir, http, token)
+    if output is OutputFormat.JSON:
+        put(said.model_dump_json(indent=1))
+    else:
+        put(f"incident {said.id}: acknowledged by {printable(said.acknowledged_by)}")
 
 
 @incidents_app.command("export")

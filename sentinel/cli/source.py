@@ -16,10 +16,11 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from sentinel.cli.output import ExitCode, fail
 from sentinel.incidents.model import Incident, IncidentList
+from sentinel.postmortem.text import printable
 
 if TYPE_CHECKING:
     from sentinel.coordinator.snapshot import RunStatus
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 RUNS_FOLDER = Path("sentinel-runs")
 TIMEOUT_SECONDS = 10.0
+MAX_REFUSAL_BYTES = 4096
 
 
 class Source(Protocol):
@@ -136,15 +138,22 @@ class Pages:
 
     def get(self, path: str) -> bytes:
         """Body of one page. Leaves with exit code 4 if nobody answers, 5 if the coordinator refuses."""
+        return self._ask(path, None)
+
+    def post(self, path: str, body: BaseModel | None = None) -> bytes:
+        """Answer to a request to act. Leaves as ``get`` does; what the coordinator cannot do is said in its own words."""
+        return self._ask(path, body.model_dump_json().encode() if body is not None else b"")
+
+    def _ask(self, path: str, body: bytes | None) -> bytes:
         if not self.url.startswith(("http://", "https://")):
             fail(f"{self.url!r} is not an address of pages", "--http http://HOST:PORT", ExitCode.USAGE)
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        request = urllib.request.Request(self.url + path, headers=headers)  # noqa: S310 - the scheme is checked above
+        request = urllib.request.Request(self.url + path, body, headers)  # noqa: S310 - the scheme is checked above
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
                 return bytes(answer.read())
         except urllib.error.HTTPError as error:
-            self._fail_refused(error.code)
+            self._fail_refused(error.code, error.read(MAX_REFUSAL_BYTES))
         except (OSError, HTTPException) as error:
             cause = getattr(error, "reason", error)
             reason = getattr(cause, "strerror", None) or cause
@@ -157,7 +166,9 @@ class Pages:
     def _fail_other_version(self) -> NoReturn:
         fail(f"{self.url} does not answer as a coordinator of this version", "compare both ends: sentinel version")
 
-    def _fail_refused(self, status: int) -> NoReturn:
+    def _fail_refused(self, status: int, body: bytes) -> NoReturn:
+        if status in (404, 409) and (said := _refusal(body)):
+            fail(said, "sentinel status and sentinel incidents ls show what there is")
         if status in (401, 403):
             fail(
                 f"{self.url} refuses (HTTP {status})",
@@ -165,3 +176,12 @@ class Pages:
                 ExitCode.REFUSED,
             )
         fail(f"{self.url} answered with HTTP {status}", "is this a coordinator's address?", ExitCode.UNREACHABLE)
+
+
+def _refusal(body: bytes) -> str:
+    """A coordinator's own words on why it cannot do something; empty if these are none."""
+    try:
+        said = json.loads(body)
+        return printable(f"{said['error']}: {said['detail']}", 200)
+    except (ValueError, KeyError, TypeError):
+        return ""

@@ -1,14 +1,16 @@
 """Who may read the pages, and what browsers may do with them: token, Host check, security headers.
 
 Owns the middleware around every request, and the pages' one broad ``except``. Pages are read-only, so any method but GET and
-HEAD is refused here; only the sign-in form may be posted.
+HEAD is refused here; only the sign-in form may be posted, and what acts, with a token in its header: a browser that has signed in
+holds a cookie, which never suffices, so no page elsewhere can make it act.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable, Container
+import re
+from collections.abc import Callable, Container, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -20,6 +22,7 @@ from sentinel.coordinator.signin import PATH, SignIn
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/healthz"})
+ACTING = re.compile(r"/api/v1/(incidents/[^/]+/ack|dump)")
 OPEN_FOLDER = "/static/"  # what the sign-in page is made of
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -34,15 +37,21 @@ SECURITY_HEADERS = {
 
 class Access:
     """ASGI middleware. ``hosts`` are the Host names answered to, None for any; ``token`` is asked for unless None;
-    ``count_fault`` is called once for each request that failed by a fault of ours.
+    ``count_fault`` is called once for each request that failed by a fault of ours; ``acting`` are the tokens that let one act.
 
     Without a token the Host check keeps a web page elsewhere from reading these pages through a name of its own that
     resolves to 127.0.0.1.
     """
 
     def __init__(
-        self, app: ASGIApp, token: str | None, hosts: Container[str] | None, count_fault: Callable[[], None]
+        self,
+        app: ASGIApp,
+        token: str | None,
+        hosts: Container[str] | None,
+        count_fault: Callable[[], None],
+        acting: Sequence[str] = (),
     ) -> None:
+        self._acting = tuple(acting)
         self._app = app
         self._count_fault = count_fault
         self._token = token
@@ -75,11 +84,23 @@ class Access:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
+        if scope["method"] == "POST" and ACTING.fullmatch(scope["path"]):
+            return self._unknown_host(headers) or self._may_not_act(headers)
         if scope["method"] not in ("GET", "HEAD") and not self._is_sign_in(scope):
             return _error(405, "method_not_allowed", "these pages can only be read", {"Allow": "GET, HEAD"})
+        if refusal := self._unknown_host(headers):
+            return refusal
+        return None if self._is_open(scope["path"]) or self._is_sign_in(scope) else self._ask_for_token(scope, headers)
+
+    def _unknown_host(self, headers: Headers) -> Response | None:
         if self._hosts is not None and _host_name(headers.get("host", "")) not in self._hosts:
             return _error(421, "unknown_host", "this host name is not one of this coordinator's")
-        return None if self._is_open(scope["path"]) or self._is_sign_in(scope) else self._ask_for_token(scope, headers)
+        return None
+
+    def _may_not_act(self, headers: Headers) -> Response | None:
+        if any(_carries(headers, token) for token in self._acting):
+            return None
+        return _error(401, "token_required", "acting needs Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
 
     def _is_open(self, path: str) -> bool:
         return self._token is None or path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
@@ -105,9 +126,12 @@ class Access:
         )
 
     def _has_token(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        expected = self._token or ""
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), expected.encode())
+        return any(_carries(headers, token) for token in (self._token or "", *self._acting) if token)
+
+
+def _carries(headers: Headers, token: str) -> bool:
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
 
 
 def _error(status: int, reason: str, detail: str, headers: dict[str, str] | None = None) -> Response:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from sentinel.coordinator.actions import Actions
+from sentinel.coordinator.aftermath import with_word
 from sentinel.coordinator.config import (
     CoordinatorSettings,
     is_loopback,
@@ -45,14 +46,14 @@ from sentinel.coordinator.sources import RunProgress
 from sentinel.coordinator.store import IncidentReader
 from sentinel.coordinator.writer import StoreWriter
 from sentinel.coordinator.zap import AllowList
+from sentinel.incidents.events import Acknowledged, RequestParts
 from sentinel.incidents.model import Incident
-from sentinel.wire.link import Join
-from sentinel.wire.names import DATABASE, JOIN_FILE
+from sentinel.wire.link import Join, acting_token
+from sentinel.wire.names import DATABASE, JOIN_FILE, LOCK_FILE
 
 if TYPE_CHECKING:
     from sentinel.coordinator.http import HttpServer
 
-LOCK_FILE = "coordinator.lock"
 ANSWER_SECONDS = 2.0  # how long a page waits for the loop before it shows the last known numbers
 
 
@@ -124,6 +125,24 @@ class Coordinator:
             return RunProgress(run.tracker.world_size, run.progress.rows(rounds), troubled_ranks(run))
 
         return self._server.ask(take, ANSWER_SECONDS)
+
+    def acknowledge(self, run_id: str, word: Acknowledged) -> Incident | None:
+        """Keep a person's word on an incident, of a run that is over too. None if there is no such incident here."""
+        now = time.time()
+        kept = self._server.ask(lambda: self._intake.acknowledge(run_id, word, now), ANSWER_SECONDS)
+        if kept is not None:
+            return kept
+        with IncidentReader(self.run_dir / DATABASE) as reader:
+            incident = reader.incident(word.incident_id, run_id)
+        if incident is None:
+            return None
+        acknowledged, writes = with_word(incident, word, now)
+        self._writer.submit(writes, urgent=True)
+        return acknowledged
+
+    def dump_now(self, run_id: str) -> RequestParts | None:
+        """Let all ranks of a run dump one round to come. None if the run has no rank to ask, or the loop does not answer."""
+        return self._server.ask(lambda: self._intake.dump_now(run_id, time.time()), ANSWER_SECONDS)
 
     def _bundle_root(self, run_id: str, bundle: str) -> Path:
         run = self._intake.runs.get(run_id)
@@ -250,11 +269,14 @@ class Coordinator:
             loop_age=lambda: time.monotonic() - self._server.beat,
             store_failing=lambda: self._writer.failing,
             uptime=lambda: time.monotonic() - self._started,
+            acknowledge=self.acknowledge,
+            dump_now=self.dump_now,
             scraped=lambda: self._scrapes.note(_incident_count(self._last_snapshot), time.monotonic()),
         )
         token = self.settings.http_token.get_secret_value() if self.settings.http_token else None
         count_fault = partial(self._faults.count, Fault.PAGE)
-        http.start(Access(build_app(sources), token, self._answered_hosts(token), count_fault))
+        acting = (acting_token(self._keys.command_key), *([token] if token else []))
+        http.start(Access(build_app(sources), token, self._answered_hosts(token), count_fault, acting))
 
     def _answered_hosts(self, token: str | None) -> frozenset[str] | None:
         host, _ = split_host_port(self.settings.http_bind)

@@ -5,6 +5,7 @@ Owns the set of runs and their lives. Runs on the loop's thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,13 +16,16 @@ from sentinel.coordinator.directories import run_directory
 from sentinel.coordinator.faults import Fault, Faults
 from sentinel.coordinator.journal import Journal
 from sentinel.coordinator.run import Run
-from sentinel.coordinator.writer import LogEnded, LogExpect, LogFrame, PutCounts, PutRun
-from sentinel.incidents.events import Event, Expect, Received, RunEnded, Tick
+from sentinel.coordinator.writer import LogAcknowledged, LogEnded, LogExpect, LogFrame, PutCounts, PutRun
+from sentinel.incidents.events import Acknowledged, DumpAsked, Event, Expect, Received, RequestParts, RunEnded, Tick
+from sentinel.incidents.model import Incident
 from sentinel.wire.codec import FrameRefused, Refusal
 from sentinel.wire.messages import Guarded
 
 COUNTS_SECONDS = 5.0
 HOUSEKEEPING_SECONDS = 60.0
+DUMP_AHEAD_SECONDS = 1.0
+"""A command reaches every rank well within this time; a dump is planned so far ahead, and two rounds at least."""
 
 
 class Intake:
@@ -117,6 +121,24 @@ class Intake:
             self._housekeeping_due = now + HOUSEKEEPING_SECONDS
             self._forget_idle_routes(now)
 
+    def acknowledge(self, run_id: str, word: Acknowledged, now: float) -> Incident | None:
+        """A person's word on an incident of a run that is known here; the incident as it is now, None if there is none."""
+        run = self.runs.get(run_id)
+        if run is None or word.incident_id not in run.tracker.incidents:
+            return None
+        self._journal.write(LogAcknowledged(run_id, now, word.incident_id, word.by, word.note))
+        self._feed(run, [word], now)
+        return run.tracker.incidents[word.incident_id]
+
+    def dump_now(self, run_id: str, now: float) -> RequestParts | None:
+        """Let every rank of a run write its part of a round about a second ahead. None if the run has no rank to ask."""
+        run = self.runs.get(run_id)
+        if run is None or run.ended:
+            return None
+        commands = self._faults.guard(Fault.CORE, run.feed, DumpAsked(_rounds_ahead(run)), now) or []
+        self._actions.carry_out(run, commands, now)
+        return next((command for command in commands if isinstance(command, RequestParts)), None)
+
     def adopt(self, run: Run) -> None:
         """Take up a run that was read back from disk."""
         self.runs[run.run_id] = run
@@ -170,3 +192,9 @@ class Intake:
             run.forget_idle_routes(now)
         live = {route for run in self.runs.values() for route in run.routes}
         self._route_users = {route: user for route, user in self._route_users.items() if route in live}
+
+
+def _rounds_ahead(run: Run) -> int:
+    timed = run.progress.rounds_timed
+    seconds = run.progress.round_seconds / timed if timed else DUMP_AHEAD_SECONDS
+    return 2 + math.ceil(DUMP_AHEAD_SECONDS / max(seconds, 1e-4))

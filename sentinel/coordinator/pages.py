@@ -8,22 +8,27 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from prometheus_client.exposition import choose_encoder
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sentinel import __version__
+from sentinel.coordinator.acting import Acknowledgement, PlannedDump
 from sentinel.coordinator.rounds_view import MAX_ROUNDS, RoundsAnswer, rounds_answer
 from sentinel.coordinator.snapshot import RankStatus, RunStatus
 from sentinel.coordinator.sources import Sources
 from sentinel.coordinator.store import IncidentReader, RunRecord, StoreUnreadable
 from sentinel.coordinator.stream import ChangeStream
 from sentinel.coordinator.views import Views
+from sentinel.incidents.events import Acknowledged
 from sentinel.incidents.model import IncidentList
+from sentinel.wire.names import BUNDLES, bundle_id
 
 STUCK_SECONDS = 5.0
+MAX_BODY_BYTES = 16 << 10
 
 
 class _Record(BaseModel):
@@ -87,6 +92,8 @@ def build_app(sources: Sources) -> Starlette:
             Route("/healthz", api.health),
             Route("/api/v1/incidents", api.incidents),
             Route("/api/v1/incidents/{id}", api.incident),
+            Route("/api/v1/incidents/{id}/ack", api.acknowledge, methods=["POST"]),
+            Route("/api/v1/dump", api.dump, methods=["POST"]),
             Route("/api/v1/runs", api.runs),
             Route("/api/v1/status", api.status),
             Route("/api/v1/ranks", api.ranks),
@@ -140,6 +147,29 @@ class _Api:
             found = reader.incident(request.path_params["id"], request.query_params.get("run_id"))
         return _refusal(404, "unknown_incident") if found is None else _json(found)
 
+    async def acknowledge(self, request: Request) -> Response:
+        run_id, incident_id = _run_id(request), request.path_params["id"]
+        try:
+            word = Acknowledgement.model_validate_json(await _body(request))
+        except ValidationError as error:
+            raise BadQuery(str(error.errors(include_url=False, include_input=False)[0]["msg"])) from None
+        said = Acknowledged(incident_id, word.by, word.note)
+        incident = await run_in_threadpool(self._sources.acknowledge, run_id, said)
+        return _refusal(404, "unknown_incident", incident_id) if incident is None else _json(incident)
+
+    def dump(self, request: Request) -> Response:
+        run_id = _run_id(request)
+        planned = self._sources.dump_now(run_id)
+        if planned is None:
+            return _refusal(409, "no_ranks", "no rank of this run can be asked")
+        bundle = f"{BUNDLES}/{bundle_id(planned.attempt, planned.round)}"
+        return _json(
+            PlannedDump(
+                run_id=run_id, bundle=bundle, attempt=planned.attempt, round=planned.round, ranks=planned.ranks
+            ),
+            202,
+        )
+
     def runs(self, request: Request) -> Response:
         with IncidentReader(self._sources.database) as reader:
             return _json(RunList(runs=tuple(reader.runs())))
@@ -176,6 +206,15 @@ class _Api:
         # The name the scraper itself used leads here, whatever address this is bound to.
         host = request.headers.get("host", "")
         return JSONResponse([Target(targets=(host,)).model_dump(mode="json")])
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise BadQuery("the body is too long")
+    return body
 
 
 def _run_id(request: Request) -> str:

@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from sentinel.coordinator.progress import RoundRow
 from sentinel.coordinator.snapshot import RankStatus, RunStatus
+from sentinel.incidents.events import Acknowledged, RequestParts
+from sentinel.incidents.model import Incident
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +40,5 @@ class Sources:
     store_failing: Callable[[], bool]
     uptime: Callable[[], float]
     scraped: Callable[[], None]
+    acknowledge: Callable[[str, Acknowledged], Incident | None]  # run id, the word
+    dump_now: Callable[[str], RequestParts | None]  # run id

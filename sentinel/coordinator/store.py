@@ -6,6 +6,7 @@ post-mortem can feed the log to the very same ``Tracker``.
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sentinel.coordinator.schema import StoreUnreadable, open_for_reading
-from sentinel.incidents.events import Event, Expect, Received, RunEnded, Tick
+from sentinel.incidents.events import Acknowledged, Event, Expect, Received, RunEnded, Tick
 from sentinel.incidents.model import Incident, utc
 from sentinel.wire.codec import FrameRefused, decode_reports
 from sentinel.wire.names import DATABASE
@@ -163,6 +164,8 @@ def _events(what: str, body: bytes) -> list[Event]:
         return [Expect(int(body))]
     if what == "ended":
         return [RunEnded()]
+    if what == "acknowledged":
+        return [Acknowledged(*json.loads(body))]
     try:
         return [Received(report) for report in decode_reports(body)]
     except FrameRefused:

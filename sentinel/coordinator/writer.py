@@ -7,6 +7,7 @@ refuses is retried until it accepts (nothing is acknowledged meanwhile); a row t
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import sqlite3
 import threading
@@ -49,6 +50,17 @@ class LogExpect:
 
 
 @dataclass(frozen=True, slots=True)
+class LogAcknowledged:
+    """A person's word on an incident."""
+
+    run_id: str
+    received_at: float
+    incident_id: str
+    by: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class LogEnded:
     """No more reports of this run."""
 
@@ -80,7 +92,7 @@ class PutCounts:
     counts: Mapping[str, int]
 
 
-Write = LogFrame | LogExpect | LogEnded | PutRun | PutIncident | PutCounts
+Write = LogFrame | LogExpect | LogAcknowledged | LogEnded | PutRun | PutIncident | PutCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +240,9 @@ class StoreWriter:
                 self._connection.execute(
                     "UPDATE runs SET world_size = ? WHERE run_id = ?", (write.world_size, write.run_id)
                 )
+            case LogAcknowledged():
+                word = json.dumps([write.incident_id, write.by, write.note]).encode()
+                self._log(write.run_id, write.received_at, "acknowledged", word)
             case LogEnded():
                 self._log(write.run_id, write.received_at, "ended", b"")
                 self._connection.execute(

@@ -104,6 +104,14 @@ class Book:
         open_ = [i for i in self.incidents.values() if i.state is not State.RESOLVED and i.attempt <= attempt]
         return [self.saved(_touched(i, now, State.RESOLVED), now) for i in open_]
 
+    def acknowledge(self, known: str, by: str, note: str, now: float) -> list[SaveIncident]:
+        """A person has seen it. An unknown incident changes nothing; a later word replaces an earlier one."""
+        incident = self.incidents.get(known)
+        if incident is None:
+            return []
+        word = {"acknowledged_at": utc(now), "acknowledged_by": by, "acknowledged_note": note}
+        return [self.saved(_touched(incident, now, incident.state, **word), now)]
+
     def attach(self, bundle: str, ids: tuple[str, ...], now: float) -> list[SaveIncident]:
         """These incidents' bundle was committed at ``bundle``, relative to the run directory."""
         found = (self.incidents[i] for i in ids)

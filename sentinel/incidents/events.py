@@ -36,7 +36,23 @@ class RunEnded:
     """No more reports will come: judge every open window now."""
 
 
-Event = Received | Expect | Tick | RunEnded
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A person has seen an incident; ``by`` is who, ``note`` what they have to say of it. Changes nothing of the verdict."""
+
+    incident_id: str
+    by: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpAsked:
+    """Somebody wants every rank's part of one and the same round: ``ahead`` rounds after the newest that any rank has closed."""
+
+    ahead: int
+
+
+Event = Received | Expect | Tick | RunEnded | Acknowledged | DumpAsked
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +65,7 @@ class SaveIncident:
 
 @dataclass(frozen=True, slots=True)
 class RequestParts:
-    """Ask ``ranks`` to write their part of round ``round``: they did not see the fault themselves."""
+    """Ask ``ranks`` to write their part of round ``round``: they did not see the fault themselves, or it lies ahead of them."""
 
     attempt: int
     round: int

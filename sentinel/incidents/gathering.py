@@ -16,6 +16,9 @@ from sentinel.wire.names import BUNDLES, bundle_id
 PARTS_SECONDS = 20.0
 """A bundle whose parts have not all come by then is committed as partial."""
 
+PLANNED_SECONDS = 120.0
+"""The same for a bundle of a round that was still to come when it was asked for."""
+
 
 @dataclass(slots=True)
 class _Bundle:
@@ -41,6 +44,7 @@ class Gathering:
         bundle = self._bundle(report.attempt, report.round, report.step, now)
         if report.rank not in bundle.parts or bundle.parts[report.rank].error:
             bundle.parts[report.rank] = report
+            bundle.step = report.step if not bundle.incidents else bundle.step
             bundle.changed = True
 
     def want(self, incident: Incident, ranks: tuple[int, ...], now: float) -> RequestParts | None:
@@ -51,6 +55,14 @@ class Gathering:
         bundle.wanted |= set(ranks)
         absent = tuple(sorted(bundle.wanted - set(bundle.parts)))
         return RequestParts(incident.attempt, incident.last_round, absent) if absent else None
+
+    def plan(self, attempt: int, round_: int, ranks: tuple[int, ...], now: float) -> RequestParts:
+        """Somebody asked for a dump of a round that is yet to come."""
+        bundle = self._bundle(attempt, round_, round_, now)
+        bundle.deadline = now + PLANNED_SECONDS
+        bundle.decided = True
+        bundle.wanted |= set(ranks)
+        return RequestParts(attempt, round_, tuple(sorted(bundle.wanted - set(bundle.parts))))
 
     def unwanted(self, attempt: int, round_: int, now: float) -> None:
         """The round raised no incident; parts that ranks wrote all the same are committed as they are."""

@@ -166,6 +166,9 @@ class Incident(_Record):
     occurrences: int = 1
     last_round: int = 0
     guard: Guarded = Guarded.NO
+    acknowledged_at: datetime | None = None
+    acknowledged_by: str = ""
+    acknowledged_note: str = ""
     missing_ranks: tuple[int, ...] = ()
     findings: tuple[RankFinding, ...] = ()
 

@@ -15,7 +15,18 @@ from sentinel.incidents.book import Book
 from sentinel.incidents.classify import Quiet, View, classify
 from sentinel.incidents.comparisons import at_end, compare
 from sentinel.incidents.counts import TrackerCounts
-from sentinel.incidents.events import Command, Event, Expect, Received, Release, RunEnded, SaveIncident, Tick
+from sentinel.incidents.events import (
+    Acknowledged,
+    Command,
+    DumpAsked,
+    Event,
+    Expect,
+    Received,
+    Release,
+    RunEnded,
+    SaveIncident,
+    Tick,
+)
 from sentinel.incidents.finding import Finding
 from sentinel.incidents.gathering import Gathering
 from sentinel.incidents.history import History
@@ -102,6 +113,10 @@ class Tracker:
                 self.roster.tick(now)
             case RunEnded():
                 self.roster.end_all()
+            case Acknowledged(incident_id, by, note):
+                return [*self._book.acknowledge(incident_id, by, note, now)]
+            case DumpAsked(ahead):
+                return self._plan_dump(ahead, now)
         ended = isinstance(event, RunEnded)
         commands = self._judge_ready(now, ended) if self._may_be_ready(event, now) else []
         if ended:
@@ -112,6 +127,14 @@ class Tracker:
         for bundle, ids in list(self._gathering.committed(commands)):
             commands += self._book.attach(bundle, ids, now)
         return commands + self._release_ready(event, now)
+
+    def _plan_dump(self, ahead: int, now: float) -> list[Command]:
+        """One round that no rank has closed yet, so that all ranks can write their part of it before its step."""
+        present = [rank for rank, state in self.ranks.items() if state.left_at_round is None]
+        if not present:
+            return []
+        newest = max(self.ranks[rank].last_round for rank in present)
+        return [self._gathering.plan(self.roster.attempt, newest + ahead, tuple(sorted(present)), now)]
 
     def _receive(self, report: Report, now: float) -> None:
         self.counts.reports += 1

@@ -7,6 +7,8 @@ relay -> coordinator: ``[envelope, report frame]``; coordinator -> relay: ``[b"a
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 import tempfile
@@ -49,6 +51,11 @@ def decode_envelope(part: bytes) -> Envelope:
         return _decoder.decode(part)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise FrameRefused(Refusal.MALFORMED, f"envelope: {error}"[:200]) from error
+
+
+def acting_token(command_key: str) -> str:
+    """The token that lets who holds the join file act on a coordinator (acknowledge, dump), made from its hex ``command_key``."""
+    return hmac.new(bytes.fromhex(command_key), b"sentinel: act", hashlib.sha256).hexdigest()
 
 
 class Join(BaseModel):

@@ -26,6 +26,7 @@ DATABASE = "sentinel.db"
 BUNDLES = "bundles"
 MANIFEST = "manifest.json"
 JOIN_FILE = "join.json"
+LOCK_FILE = "coordinator.lock"  # held by the one coordinator that works here
 RUN_FILE = "run.json"
 HALTED_FILE = "halted.json"  # the guard ended this node's training on purpose: no restart
 SPOOL = "spool"  # reports that no coordinator acknowledged

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from sentinel import __version__
+from sentinel.coordinator.acting import Acknowledgement, PlannedDump
 from sentinel.coordinator.pages import Health, RankHealth, Refusal, RunList, Status, Target
 from sentinel.coordinator.rounds_view import RoundsAnswer
 from sentinel.incidents.model import Incident, IncidentList
@@ -32,7 +33,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One GET. ``model`` answers it, as a list of them if ``many``; text answers have a ``media`` type instead."""
+    """One GET, or a POST that acts. ``model`` answers it, as a list of them if ``many``; text answers have a ``media`` type."""
 
     path: str
     summary: str
@@ -42,6 +43,9 @@ class Path:
     queries: tuple[Query, ...] = ()
     refusals: dict[int, str] = field(default_factory=dict)
     open: bool = False  # no token is asked for
+    method: str = "get"
+    body: type[BaseModel] | None = None
+    status: int = 200
 
 
 _RUN = Query("run_id", "Only this run.")
@@ -56,6 +60,24 @@ PATHS: tuple[Path, ...] = (
         Incident,
         queries=(_RUN,),
         refusals={404: "`unknown_incident`", **_STORE},
+    ),
+    Path(
+        "/api/v1/incidents/{id}/ack",
+        "Note that a person has seen an incident. The verdict stays as it is.",
+        Incident,
+        queries=(_ONE_RUN,),
+        refusals={400: "`bad_query`", 404: "`unknown_incident`", 401: "`token_required`", **_STORE},
+        method="post",
+        body=Acknowledgement,
+    ),
+    Path(
+        "/api/v1/dump",
+        "Let every rank of a run write its part of one round to come.",
+        PlannedDump,
+        queries=(_ONE_RUN,),
+        refusals={400: "`bad_query`", 401: "`token_required`", 409: "`no_ranks`"},
+        method="post",
+        status=202,
     ),
     Path("/api/v1/runs", "Every run that the database knows, oldest first.", RunList, refusals=_STORE),
     Path(
@@ -105,7 +127,9 @@ PATHS: tuple[Path, ...] = (
 
 def openapi() -> str:
     """The description as JSON text."""
-    models = sorted({p.model for p in PATHS if p.model} | {Refusal}, key=lambda m: m.__name__)
+    models = sorted(
+        {p.model for p in PATHS if p.model} | {p.body for p in PATHS if p.body} | {Refusal}, key=lambda m: m.__name__
+    )
     _, schemas = models_json_schema([(model, "serialization") for model in models], ref_template=REF)
     document = {
         "openapi": "3.1.0",
@@ -113,11 +137,12 @@ def openapi() -> str:
             "title": "Sentinel coordinator",
             "version": __version__,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-            "description": "Read-only. Numbers that are NaN or infinite come as the strings NaN, Infinity and -Infinity.",
+            "description": "Reading, and two requests that act, which ask for a token in the header. "
+            "Numbers that are NaN or infinite come as the strings NaN, Infinity and -Infinity.",
         },
         "servers": [{"url": "http://127.0.0.1:9470"}],
         "security": [{"token": []}, {"session": []}, {}],
-        "paths": {path.path: {"get": _operation(path)} for path in PATHS},
+        "paths": {path.path: {path.method: _operation(path)} for path in PATHS},
         "components": {
             "schemas": schemas["$defs"],
             "securitySchemes": {
@@ -134,14 +159,21 @@ def _operation(path: Path) -> dict[str, Any]:
         "summary": path.summary,
         "operationId": path.path.strip("/").replace("/", "_").replace("{", "by_").replace("}", ""),
         "parameters": _parameters(path),
-        "responses": {"200": {"description": path.summary, "content": {path.media: {"schema": _schema(path)}}}},
+        "responses": {
+            str(path.status): {"description": path.summary, "content": {path.media: {"schema": _schema(path)}}}
+        },
     }
     for status, words in path.refusals.items():
         model = path.model if path.open and path.model else Refusal
         content = {"application/json": {"schema": {"$ref": REF.format(model=model.__name__)}}}
         operation["responses"][str(status)] = {"description": words, "content": content}
+    if path.body is not None:
+        schema = {"$ref": REF.format(model=path.body.__name__)}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     if path.open:
         operation["security"] = [{}]
+    elif path.method == "post":
+        operation["security"] = [{"token": []}]
     return operation
 
 

@@ -21,6 +21,7 @@ from sentinel.coordinator.app import Coordinator
 from sentinel.coordinator.config import CoordinatorSettings
 from sentinel.coordinator.http import HttpUnavailable
 from sentinel.incidents.model import IncidentList
+from sentinel.wire.link import acting_token
 
 MakeRelay = Callable[..., RelayClient]
 TOKEN = "a-token-of-some-length"
@@ -259,6 +260,39 @@ def test_pages_can_only_be_read(served: Coordinator) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         assert httpx.request(method, served.http_url + "/api/v1/incidents").status_code == 405
     assert httpx.head(served.http_url + "/healthz").status_code == 200
+
+
+def test_acting_needs_the_token_of_the_join_file(served: Coordinator) -> None:
+    """On loopback everybody may read, but only who can read join.json may act; a wrong token and none are refused alike."""
+    url = f"{served.http_url}/api/v1/dump?run_id=absent"
+    right = acting_token(served.join.command_key)
+    for given in (None, "", "Bearer", f"Bearer {right[:-1]}x", f"Basic {right}"):
+        headers = {} if given is None else {"Authorization": given}
+        assert httpx.post(url, headers=headers).status_code == 401
+    assert httpx.post(url, headers={"Authorization": f"Bearer {right}"}).status_code == 409
+    foreign = {"Authorization": f"Bearer {right}", "Host": "evil.example"}
+    assert httpx.post(url, headers=foreign).status_code == 421
+    assert httpx.get(url, headers={"Authorization": f"Bearer {right}"}).status_code == 405
+
+
+def test_a_browser_s_session_may_read_and_not_act(guarded: str) -> None:
+    """The cookie of the sign-in form is sent by a browser whoever made it ask: it never suffices to act, the token does."""
+    url = f"{guarded}/api/v1/dump?run_id=absent"
+    with httpx.Client() as browser:
+        browser.post(f"{guarded}/sign-in", data={"token": TOKEN})
+        assert browser.get(f"{guarded}/").status_code == 200
+        assert browser.post(url).status_code == 401
+    assert httpx.post(url, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 409
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[]", b'{"by": ""}', b'{"by": "me", "more": 1}', b'{"by": "' + b"x" * 20_000 + b'"}']
+)
+def test_an_acknowledgement_that_is_none_is_refused(served: Coordinator, body: bytes) -> None:
+    """What is not an acknowledgement changes nothing, and is told in a line."""
+    headers = {"Authorization": f"Bearer {acting_token(served.join.command_key)}"}
+    answer = httpx.post(f"{served.http_url}/api/v1/incidents/x/ack?run_id=run", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["error"]) == (400, "bad_query")
 
 
 def test_a_foreign_host_name_is_refused_on_loopback(served: Coordinator) -> None:

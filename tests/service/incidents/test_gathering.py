@@ -5,7 +5,7 @@ from __future__ import annotations
 from story import incident
 
 from sentinel.incidents.events import CommitBundle, RequestParts
-from sentinel.incidents.gathering import PARTS_SECONDS, Gathering
+from sentinel.incidents.gathering import PARTS_SECONDS, PLANNED_SECONDS, Gathering
 from sentinel.wire.messages import PartWritten
 
 
@@ -139,3 +139,14 @@ def test_bundles_of_two_attempts_are_two() -> None:
     gathering.part(part(0), 0.0)
     gathering.want(incident(attempt=1), (0,), 0.0)
     assert commits(gathering) == []
+
+
+def test_a_planned_bundle_waits_longer() -> None:
+    """A round that is still to come is waited for; all its parts make a bundle of no incident, dated by the parts."""
+    gathering = Gathering()
+    assert gathering.plan(0, 9, (0, 1), 0.0) == RequestParts(0, 9, (0, 1))
+    gathering.part(PartWritten(0, 0, 9, 4, 0, "/run/rank-00000", 10, 0.1, ""), PARTS_SECONDS + 1)
+    assert commits(gathering, PLANNED_SECONDS - 1) == []
+    gathering.part(PartWritten(0, 1, 9, 4, 0, "/run/rank-00001", 10, 0.1, ""), PLANNED_SECONDS - 1)
+    (commit,) = commits(gathering, PLANNED_SECONDS - 1)
+    assert (commit.bundle, commit.step, commit.missing, commit.incidents) == ("a0-r000009", 4, (), ())

@@ -17,6 +17,7 @@ from sentinel.coordinator.config import CoordinatorSettings
 from sentinel.coordinator.exports.openapi import PATHS
 from sentinel.coordinator.pages import build_app
 from sentinel.coordinator.sources import Sources
+from sentinel.wire.link import acting_token
 
 DOCUMENT = json.loads((Path(__file__).parents[3] / "deploy" / "openapi.json").read_text())
 
@@ -48,7 +49,7 @@ def test_every_reference_leads_somewhere() -> None:
 
 def test_operations_have_names_of_their_own() -> None:
     """Clients are generated from operation ids: each is there, once."""
-    ids = [path["get"]["operationId"] for path in DOCUMENT["paths"].values()]
+    ids = [operation["operationId"] for path in DOCUMENT["paths"].values() for operation in path.values()]
     assert len(ids) == len(set(ids))
     assert all(name.isidentifier() for name in ids)
 
@@ -104,15 +105,18 @@ def test_answers_are_what_is_described(tmp_path: Path, relays: Callable[..., Rel
         relay.await_ack(relay.send(fault_of(1)))
         [incident] = coordinator.incidents()
         asked = 0
+        bearer = {"Authorization": f"Bearer {acting_token(coordinator.join.command_key)}"}
         for path in PATHS:
             if path.model is None:
                 continue
             url = f"{coordinator.http_url}{path.path.replace('{id}', incident.id)}"
-            responses = DOCUMENT["paths"][path.path]["get"]["responses"]
-            for query, status in (("?run_id=run", 200), ("", 400), ("?run_id=absent", 404)):
+            responses = DOCUMENT["paths"][path.path][path.method]["responses"]
+            absent = 409 if 409 in path.refusals else 404
+            for query, status in (("?run_id=run", path.status), ("", 400), ("?run_id=absent", absent)):
                 if str(status) not in responses or (status == 400 and not path.refusals.get(400)):
                     continue
-                answer = httpx.get(url + query)
+                body = {"by": "me", "note": "seen"} if path.body else None
+                answer = httpx.request(path.method, url + query, json=body, headers=bearer)
                 assert answer.status_code == status, url + query
                 schema = responses[str(status)]["content"]["application/json"]["schema"]
                 assert conforms(answer.json(), schema), (path.path, answer.text)
