@@ -35,7 +35,11 @@ except Exception as error:
     seen = {"error": f"{type(error).__name__}: {error}"}
 print(json.dumps(seen))
 """
-_INJECTED = "import sys; print(getattr(sys.modules.get('sitecustomize'), '__file__', ''))"
+_INJECTED = """
+import sys
+hidden = getattr(sys.modules.get("sitecustomize"), "__file__", "")  # a distribution's own, which ours runs after itself
+print(*getattr(sys, "_sentinel_sites", [])[:1] or [hidden])
+"""
 
 
 class Health(StrEnum):
@@ -137,7 +141,7 @@ def injection_check(probe: dict[str, object]) -> CheckResult:
         return _result("injection", False, "not tried, as torch or the agent does not import", hint)
     site = Path(str(probe["site"]))
     ran = _child(_INJECTED, {"PYTHONPATH": str(site)})
-    fits = bool(ran) and Path(ran).parent == site
+    fits = bool(ran) and Path(ran) == site
     return _result(
         "injection", fits, "a child process loads the agent" if fits else f"the child loaded {ran or 'nothing'}", hint
     )

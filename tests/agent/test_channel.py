@@ -13,7 +13,7 @@ import pytest
 from rank_relay import KEY, Relay
 from relay_client import closed, wait_until
 
-from sentinel.wire.codec import CLASS_CRITICAL, CLASS_SAMPLE, encode_command, frame_class
+from sentinel.wire.codec import CLASS_CRITICAL, CLASS_SAMPLE, PROTOCOL, encode_command, frame_class
 from sentinel.wire.messages import (
     Check,
     Command,
@@ -222,7 +222,7 @@ def test_a_command_is_handed_over_on_the_channel_s_thread(relay: Relay, rank: Ra
         (encode_command(_request(), b"\xcd" * 32), "signature"),
         (encode_command(_request(expires_at=1.0), KEY), "expired"),
         (encode_command(_request(), KEY)[:-1] + b"\x00", "signature"),
-        (b"S\x01K" + b"\x00" * 64, "signature"),
+        (b"S" + bytes([PROTOCOL]) + b"K" + b"\x00" * 64, "signature"),
         (b"S\x63K" + b"\x00" * 64, "protocol"),
         (b"no", "too_short"),
         (b"", "too_short"),

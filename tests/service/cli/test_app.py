@@ -14,7 +14,9 @@ import pytest
 import story
 
 import sentinel as package
+from sentinel.cli import checks
 from sentinel.cli.checks import Health, ipc_check, torch_check
+from sentinel.launch.injection import site_directory
 
 Command = Callable[..., Any]
 
@@ -99,6 +101,16 @@ def test_doctor_finds_this_environment_well(sentinel: Command) -> None:
     assert health.pop("open files") in ("ok", "warning")
     assert set(health.values()) == {"ok"}, printed
     assert set(health) >= {"python", "zeromq curve", "packages", "ipc path", "loopback port", "torch", "injection"}
+
+
+def test_a_hidden_sitecustomize_does_not_confuse_the_doctor(tmp_path: Path) -> None:
+    """A distribution's own sitecustomize is run after ours, and injection is still seen to work."""
+    (tmp_path / "sitecustomize.py").write_text("ran = True\n")
+    probe = {"site": str(site_directory())}
+    path = f"{site_directory()}{os.pathsep}{tmp_path}"
+    assert checks._child(checks._INJECTED, {"PYTHONPATH": path}) == probe["site"]
+    assert checks._child(checks._INJECTED, {"PYTHONPATH": str(tmp_path)}) == str(tmp_path / "sitecustomize.py")
+    assert checks.injection_check(probe).health == "ok"
 
 
 def test_doctor_names_a_path_that_is_too_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
