@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sentinel_agent.buckets import Bucket
 from sentinel_agent.errors import Health
 from sentinel_agent.rounds import Reduction
 
@@ -22,12 +23,15 @@ JOIN_SECONDS = 5.0
 
 
 class Pending:
-    """Reductions whose result is still to be checked. ``finish(reduction)`` looks at the result."""
+    """Reductions whose result is still to be checked. ``finish(reduction)`` looks at the result; ``before_join()`` comes first."""
 
-    def __init__(self, finish: Callable[[Reduction], None], health: Health) -> None:
+    def __init__(
+        self, finish: Callable[[Any], None], health: Health, before_join: Callable[[], None] = lambda: None
+    ) -> None:
         self._finish = finish
+        self._before_join = before_join
         self._health = health
-        self._waiting: deque[tuple[Reduction, threading.Event | None]] = deque()
+        self._waiting: deque[tuple[Reduction | Bucket, threading.Event | None]] = deque()
         self._queued_for: int | None = None
         self._lock = threading.Lock()
 
@@ -36,7 +40,7 @@ class Pending:
         if self._wait(reduction.work):
             self._finish(reduction)
 
-    def at_end_of_backward(self, reduction: Reduction) -> None:
+    def at_end_of_backward(self, reduction: Reduction | Bucket) -> None:
         """Look when backward ends, on the thread that runs it, before any of the gradients can be written."""
         self._waiting.append((reduction, None))
         task = torch._C._current_graph_task_id()
@@ -68,6 +72,7 @@ class Pending:
 
     def join(self) -> None:
         """Finish every outstanding check."""
+        self._before_join()
         while True:
             with self._lock:
                 if not self._waiting:

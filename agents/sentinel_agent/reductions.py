@@ -6,6 +6,7 @@ Owns the wire tap's listening side. Latches evidence with the ledger; waiting fo
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from sentinel.wire.messages import Check, Collective, Phase, Role
 from sentinel_agent import roles
 from sentinel_agent.agreement import of_fsdp
+from sentinel_agent.buckets import Bucket, quick_look
 from sentinel_agent.check import Checker, given_part, l2_norm
 from sentinel_agent.fingerprint import SMALL, Audit, fingerprint, float_sum, its_turn
 from sentinel_agent.guard import Guard
@@ -22,7 +24,7 @@ from sentinel_agent.replicas import Replicas
 from sentinel_agent.rounds import Reduction, Round
 from sentinel_agent.scan import Scan
 from sentinel_agent.taps import comm_hook, fsdp
-from sentinel_agent.taps.wire import Reader, group_of, work_of
+from sentinel_agent.taps.wire import Call, Reader, group_of, work_of
 
 
 class RoundKeeper(Protocol):
@@ -44,10 +46,38 @@ class Reductions:
         self._ledger = ledger
         self.layouts = roles.Layouts()
         self.replicas = Replicas(identity.world_size)
-        self.pending = Pending(self._finish, identity.health)
+        self._unbooked: deque[Bucket] = deque()
+        self.pending = Pending(self._finish, identity.health, self.book)
 
-    def before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reduction | None:
+    def before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reduction | Bucket | None:
         """Check what a collective is given."""
+        if roles.in_backward() and roles.from_engine() and not comm_hook.running():
+            bucket = quick_look(read, args, kwargs)
+            if bucket is not None:
+                return self._keep(bucket)
+        self.book()
+        return self._before(read, args, kwargs)
+
+    def _keep(self, bucket: Bucket) -> Bucket:
+        """Book it later; only a sum that is to be compared cannot wait, since the collective is about to write."""
+        round_ = self._ledger.round
+        bucket.turn, round_.buckets = round_.buckets, round_.buckets + 1
+        if its_turn(bucket.found.numel, bucket.turn, round_.number) and bucket.parts[0].dtype is torch.float32:
+            bucket.sum_in = float_sum(bucket.parts)
+        self._unbooked.append(bucket)
+        return bucket
+
+    def book(self) -> None:
+        """Book what was only looked at, in the order it came: before anything else is, and when backward ends."""
+        while self._unbooked:
+            bucket = self._unbooked.popleft()
+            call = bucket.read(bucket.args, bucket.kwargs)
+            bucket.args, bucket.kwargs = (), {}
+            reduction = bucket.reduction = self._reduction(call, bucket.parts, bucket.found, Role.GRADIENT, True)
+            reduction.turn, reduction.sum_in = bucket.turn, bucket.sum_in
+            self._gradient_issued(reduction, bucket.parts, roles.Caller.AUTOGRAD)
+
+    def _before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reduction | None:
         call = read(args, kwargs)
         parts = [part for tensor in call.inputs if (part := given_part(tensor)) is not None]
         if not parts:
@@ -64,27 +94,45 @@ class Reductions:
         found = self._checker.check_parts(parts)
         if found is None:
             return None
-        group, ranks = group_of(call.group)
-        reduction = Reduction(
-            op=call.op,
-            group=group,
-            ranks=ranks,
-            index=self._ledger.round.next_index(group),
-            reduce_op=reduce_op,
-            dtype=str(parts[0].dtype).removeprefix("torch."),
-            role=role,
-            wire=found,
-            outputs=call.outputs,
-            steady=call.waits or who is roles.Caller.AUTOGRAD,
-        )
+        from_engine = who is roles.Caller.AUTOGRAD
+        reduction = self._reduction(call, parts, found, role, from_engine, reduce_op)
+        if from_engine:
+            reduction.turn, self._ledger.round.buckets = self._ledger.round.buckets, self._ledger.round.buckets + 1
         if role is Role.GRADIENT:
             self._gradient_issued(reduction, parts, who)
+            if reduction.steady and self._audits(reduction) and not found.nonfinite:
+                reduction.sum_in = float_sum(parts)
         elif role is Role.ACTIVATION:
             self._ledger.round.activations += 1
         if found.nonfinite:
             self._blame_wire(reduction, parts)
         reduction.work = (backward, who, call.waits)
         return None if role is Role.SCALAR else reduction
+
+    def _reduction(
+        self,
+        call: Call,
+        parts: list[torch.Tensor],
+        found: Check,
+        role: Role,
+        from_engine: bool,
+        reduce_op: str = "SUM",
+    ) -> Reduction:
+        group, ranks = group_of(call.group)
+        index = self._ledger.round.next_index(group)
+        return Reduction(
+            op=call.op,
+            group=group,
+            ranks=ranks,
+            index=index,
+            turn=index,
+            reduce_op=reduce_op,
+            dtype=str(parts[0].dtype).removeprefix("torch."),
+            role=role,
+            wire=found,
+            outputs=call.outputs,
+            steady=call.waits or from_engine,
+        )
 
     def _gradient_issued(self, reduction: Reduction, parts: list[torch.Tensor], who: roles.Caller) -> None:
         self._ledger.round.dirty = self._ledger.round.synced = self._ledger.round.reducing = True
@@ -97,8 +145,6 @@ class Reductions:
         self.replicas.issued(reduction, names, foreign=foreign, in_hook=comm_hook.running() or chained)
         if names and reduction.op.startswith("allreduce") and who is roles.Caller.USER:
             self.replicas.replicate(reduction.group, self.layouts.owners_of(parts))
-        if reduction.steady and self._audits(reduction) and not reduction.wire.nonfinite:
-            reduction.sum_in = float_sum(parts)
 
     def _names_behind(self, parts: list[torch.Tensor], who: roles.Caller) -> tuple[str, ...] | None:
         """Parameters of a gradient collective, where that can be told: FSDP says so, a loop reduces ``.grad`` itself."""
@@ -119,10 +165,15 @@ class Reductions:
             return False
         if reduction.dtype in ("float16", "bfloat16") and reduction.wire.numel > SMALL:
             return False
-        return its_turn(reduction.wire.numel, reduction.index, self._ledger.round.number)
+        return its_turn(reduction.wire.numel, reduction.turn, self._ledger.round.number)
 
-    def after(self, reduction: Reduction, result: Any) -> None:
+    def after(self, reduction: Reduction | Bucket, result: Any) -> None:
         """The collective is on its way: see to it that its result is checked before anybody can write to it."""
+        if type(reduction) is Bucket:
+            reduction.result = result
+            self.pending.at_end_of_backward(reduction)
+            return
+        assert type(reduction) is Reduction
         backward, who, waits = reduction.work
         reduction.work = work_of(result)
         if waits:
@@ -157,8 +208,10 @@ class Reductions:
             local = ((n, p.grad) for n, p in self._scan.naming.parameters() if p.grad is not None)
             kept.keep(((n, g) for n, g in local if roles.storage_of(g) not in reduced), names)
 
-    def _finish(self, reduction: Reduction) -> None:
+    def _finish(self, waiting: Reduction | Bucket) -> None:
         """Check what a collective returned."""
+        reduction = waiting.reduction if type(waiting) is Bucket else waiting
+        assert type(reduction) is Reduction  # a bucket is booked before anybody waits for it
         parts = [part for tensor in reduction.outputs if (part := given_part(tensor)) is not None]
         found = self._checker.check_parts(parts)
         if reduction.role is Role.GRADIENT:

@@ -32,6 +32,7 @@ class Reduction:
     work: Any = None
     sum_in: float | None = None  # taken where the result will be audited
     reduced: Check | None = None
+    turn: int = 0  # decides in which rounds its sums are compared
     sharded: bool = False  # issued by FSDP
     steady: bool = True  # nobody can write the result before it has been looked at
     raw: Check | None = None
@@ -67,6 +68,7 @@ class Round:
     gradient_absmax: float | None = None
     reduced_storages: set[int] = field(default_factory=set)
     raw_gradients: RawGradients = field(default_factory=RawGradients)
+    buckets: int = 0  # collectives that came straight from the engine
     indices: Counter[str] = field(default_factory=Counter)
     checked_before: int = 0
     seconds_before: float = 0.0  # the stopwatch's reading when the round began

@@ -50,7 +50,30 @@ class Call:
             return "UNKNOWN"
 
 
-Reader = Callable[[tuple[Any, ...], dict[str, Any]], Call]
+class Reader:
+    """Picks the parts of a Call out of positional and keyword arguments of the c10d op ``op``, by the schema's names."""
+
+    def __init__(self, op: str, order: list[str]) -> None:
+        self.op = op
+        self._inputs, self._outputs = OPS[op]
+        self._at = {argument: i for i, argument in enumerate(order)}
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """The call with these arguments."""
+        given = _flat(self._pick(args, kwargs, self._inputs, ()))
+        same = self._inputs == self._outputs
+        return Call(
+            op=self.op,
+            inputs=given,
+            outputs=given if same else _flat(self._pick(args, kwargs, self._outputs, ())),
+            group=self._pick(args, kwargs, "process_group", None),
+            boxed_reduce_op=self._pick(args, kwargs, "reduce_op", None),
+            waits=not self._pick(args, kwargs, "async_op", True),
+        )
+
+    def _pick(self, args: tuple[Any, ...], kwargs: dict[str, Any], argument: str, default: Any) -> Any:
+        i = self._at.get(argument, len(args))
+        return args[i] if i < len(args) else kwargs.get(argument, default)
 
 
 class Listener(Protocol):
@@ -98,7 +121,7 @@ def uninstall() -> None:
 def reader(name: str) -> Reader:
     """How calls of the c10d op ``name`` are read."""
     overload = getattr(torch.ops.c10d, name).default
-    return _reader(name, [argument.name for argument in overload._schema.arguments])
+    return Reader(name, [argument.name for argument in overload._schema.arguments])
 
 
 def _kernel(name: str) -> Callable[..., Any]:
@@ -125,29 +148,6 @@ def _kernel(name: str) -> Callable[..., Any]:
         return result
 
     return kernel
-
-
-def _reader(name: str, order: list[str]) -> Reader:
-    """A function that picks the parts of a Call out of positional and keyword arguments, by the schema's names."""
-    inputs, outputs = OPS[name]
-    at = {argument: i for i, argument in enumerate(order)}
-
-    def pick(args: tuple[Any, ...], kwargs: dict[str, Any], argument: str, default: Any) -> Any:
-        i = at.get(argument, len(args))
-        return args[i] if i < len(args) else kwargs.get(argument, default)
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        given = _flat(pick(args, kwargs, inputs, ()))
-        return Call(
-            op=name,
-            inputs=given,
-            outputs=given if inputs == outputs else _flat(pick(args, kwargs, outputs, ())),
-            group=pick(args, kwargs, "process_group", None),
-            boxed_reduce_op=pick(args, kwargs, "reduce_op", None),
-            waits=not pick(args, kwargs, "async_op", True),
-        )
-
-    return read
 
 
 def _flat(value: Any) -> list[torch.Tensor]:
