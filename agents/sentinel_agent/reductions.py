@@ -51,7 +51,7 @@ class Reductions:
 
     def before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reduction | Bucket | None:
         """Check what a collective is given."""
-        if roles.in_backward() and roles.from_engine() and not comm_hook.running():
+        if roles.in_backward() and roles.from_autograd() and not comm_hook.running():
             bucket = quick_look(read, args, kwargs)
             if bucket is not None:
                 return self._keep(bucket)
@@ -94,9 +94,9 @@ class Reductions:
         found = self._checker.check_parts(parts)
         if found is None:
             return None
-        from_engine = who is roles.Caller.AUTOGRAD
-        reduction = self._reduction(call, parts, found, role, from_engine, reduce_op)
-        if from_engine:
+        from_autograd = who is roles.Caller.AUTOGRAD
+        reduction = self._reduction(call, parts, found, role, from_autograd, reduce_op)
+        if from_autograd:
             reduction.turn, self._ledger.round.buckets = self._ledger.round.buckets, self._ledger.round.buckets + 1
         if role is Role.GRADIENT:
             self._gradient_issued(reduction, parts, who)
@@ -115,7 +115,7 @@ class Reductions:
         parts: list[torch.Tensor],
         found: Check,
         role: Role,
-        from_engine: bool,
+        from_autograd: bool,
         reduce_op: str = "SUM",
     ) -> Reduction:
         group, ranks = group_of(call.group)
@@ -131,7 +131,7 @@ class Reductions:
             role=role,
             wire=found,
             outputs=call.outputs,
-            steady=call.waits or from_engine,
+            steady=call.waits or from_autograd,
         )
 
     def _gradient_issued(self, reduction: Reduction, parts: list[torch.Tensor], who: roles.Caller) -> None:

@@ -89,7 +89,7 @@ def caller() -> Caller:
     return Caller.USER
 
 
-def from_engine() -> bool:
+def from_autograd() -> bool:
     """True if nothing lies between the autograd engine and the collective whose kernel is running: ``caller`` in a hurry."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
