@@ -265,6 +265,7 @@ class Ledger:
                 unreduced_total=len(unreduced),
                 weights=weights,
                 guarded=self.guard.decision if by is ClosedBy.OPTIMIZER else Guarded.NO,
+                float16_absmax=closing.float16_absmax,
             )
         )
 

@@ -136,7 +136,7 @@ class Reductions:
 
     def _gradient_issued(self, reduction: Reduction, parts: list[torch.Tensor], who: roles.Caller) -> None:
         self._ledger.round.dirty = self._ledger.round.synced = self._ledger.round.reducing = True
-        self._ledger.round.weigh(reduction.wire)
+        self._ledger.round.weigh(reduction.wire, reduction.dtype)
         reduction.sharded = of_fsdp(who)
         self.guard.issued(reduction, self._ledger.round)
         names = self._names_behind(parts, who)

@@ -66,6 +66,7 @@ class Round:
     syncs: int = 0  # backwards that did
     activations: int = 0
     gradient_absmax: float | None = None
+    float16_absmax: float | None = None
     reduced_storages: set[int] = field(default_factory=set)
     raw_gradients: RawGradients = field(default_factory=RawGradients)
     buckets: int = 0  # collectives that came straight from the engine
@@ -82,9 +83,11 @@ class Round:
         self.indices[group] += 1
         return self.indices[group] - 1
 
-    def weigh(self, found: Check) -> None:
+    def weigh(self, found: Check, dtype: str) -> None:
         """Take in what a gradient collective was given."""
         self.gradient_absmax = max(self.gradient_absmax or 0.0, found.absmax)
+        if dtype == "float16":
+            self.float16_absmax = max(self.float16_absmax or 0.0, found.absmax)
 
     @property
     def suspicious(self) -> bool:

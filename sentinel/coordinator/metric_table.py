@@ -79,7 +79,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "sentinel_gradient_headroom_ratio",
         "gauge",
         ("job_id",),
-        "float16's maximum over the sum of the ranks' largest gradients, where audits saw float16; below 1 it overflows.",
+        "float16's maximum over the sum of the ranks' largest gradients, where float16 is reduced; below 1 it may overflow.",
     ),
     MetricSpec("sentinel_reports_received", "counter", ("job_id",), "Reports of ranks and relays taken in."),
     MetricSpec(

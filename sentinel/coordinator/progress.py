@@ -50,9 +50,8 @@ class RoundRow:
     loss_nonfinite: int = 0
     loss_scale: float | None = None
     gradient_absmax: float | None = None
-    gradient_absmax_sum: float = 0.0
+    float16_absmax_sum: float | None = None  # of what float16 reductions were given; None: there was none
     gradient_norm: float | None = None
-    float16: bool = False  # this run reduces in float16, as far as its audits have seen
     complete: bool = False
     ranks: bytearray | bytes = field(default_factory=bytearray)  # RankSaw by rank; bytes: compressed
 
@@ -66,9 +65,9 @@ class RoundRow:
     @property
     def headroom(self) -> float | None:
         """How many times larger the ranks' gradients could sum up before float16 overflows; None where no float16 was reduced."""
-        if not self.float16 or not 0.0 < self.gradient_absmax_sum < math.inf:
+        if self.float16_absmax_sum is None or not 0.0 < self.float16_absmax_sum < math.inf:
             return None
-        return FLOAT16_MAX / self.gradient_absmax_sum
+        return FLOAT16_MAX / self.float16_absmax_sum
 
     def saw(self) -> bytes:
         """``RankSaw`` of every rank, by rank."""
@@ -84,12 +83,12 @@ class RoundRow:
             self.loss_scale = report.loss_scale
         if report.gradient_absmax is not None:
             self.gradient_absmax = max(self.gradient_absmax or 0.0, report.gradient_absmax)
-            self.gradient_absmax_sum += report.gradient_absmax
+        if report.float16_absmax is not None:
+            self.float16_absmax_sum = (self.float16_absmax_sum or 0.0) + report.float16_absmax
         if report.sync:
             norm = math.sqrt(sum(sync.norm * sync.norm for sync in report.sync))
             if norm or not report.gradient_absmax:  # 0 beside gradients that are not: results nobody could look at
                 self.gradient_norm = _larger(self.gradient_norm, norm)
-            self.float16 = self.float16 or any(sync.audited_dtype == "float16" for sync in report.sync)
         if report.skipped:
             self.skipped += 1
         self.mark(report.rank, RankSaw.SKIPPED if report.skipped else RankSaw.CLEAN)
@@ -133,7 +132,6 @@ class Progress:
         self.rounds_timed = 0
         self.round_seconds = 0.0
         self.rounds_skipped = 0  # rounds that any rank skipped
-        self._float16 = False  # a float16 reduction was seen in this run
         self._rows: dict[tuple[int, int], RoundRow] = {}
         self._settling: list[tuple[int, int]] = []
 
@@ -150,8 +148,6 @@ class Progress:
             row.mark(report.rank, RankSaw.RECEIVED if report.phase in _RECEIVED_PHASES else RankSaw.OWN)
             return
         row.close(report)
-        # Reductions are audited in turns, so a round that looked at no float16 one follows those that did.
-        self._float16 = row.float16 = row.float16 or self._float16
         self.rounds_skipped += report.skipped and row.skipped == 1
         if row.closed >= world_size > 0 and not row.complete:
             self._complete(row)

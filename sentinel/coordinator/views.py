@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -23,6 +24,7 @@ from sentinel.coordinator.sources import Sources
 from sentinel.coordinator.store import IncidentReader
 from sentinel.incidents.describe import plural, rank_list
 from sentinel.incidents.model import Incident, Severity, State
+from sentinel.wire.names import REPORT_FILE
 
 MAX_INCIDENTS = 200
 MAX_RUNS = 200
@@ -30,6 +32,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
+REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -48,6 +51,7 @@ class Views:
             Route("/", self.overview),
             Route("/run", self.run),
             Route("/incident", self.incident),
+            Route("/report", self.report),
             Route("/static/{name}", self.file),
         ]
 
@@ -77,6 +81,7 @@ class Views:
             incidents=_newest_first(incidents),
             tally=_tally(incidents),
             bundles=self._bundles(run_id, incidents),
+            reported=self._report_of(run_id) is not None,
         )
 
     def incident(self, request: Request) -> Response:
@@ -93,8 +98,24 @@ class Views:
             incident=found,
             bundle=bundles[0] if bundles else None,
             directory=directory,
+            reported=self._report_of(found.run_id) is not None,
             here=str(request.base_url).rstrip("/"),
         )
+
+    def report(self, request: Request) -> Response:
+        """The report that lies in a run's directory, as it was written: one page without scripts that needs nothing else."""
+        path = self._report_of(request.query_params.get("run_id", ""))
+        if path is None:
+            return self._missing("No report was written for this run yet: sentinel report INCIDENT -o report.html")
+        return HTMLResponse(path.read_bytes(), headers={"Content-Security-Policy": REPORT_POLICY})
+
+    def _report_of(self, run_id: str) -> Path | None:
+        """Where the report of a known run lies, None if there is none (a link is none)."""
+        with IncidentReader(self._sources.database) as reader:
+            if run_id not in {run.run_id for run in reader.runs()}:
+                return None
+        path = self._sources.bundle_root(run_id, "") / REPORT_FILE
+        return path if path.is_file() and not path.is_symlink() else None
 
     def file(self, request: Request) -> Response:
         """A script, a style sheet or a picture of ours."""

@@ -16,7 +16,8 @@ from jinja2 import TemplateError
 from sentinel.coordinator.store import IncidentReader
 from sentinel.incidents.events import Event
 from sentinel.incidents.model import Incident
-from sentinel.postmortem.report.assemble import REPORT_FILE, ReportFormat, facts_of_incidents, render, write_page
+from sentinel.postmortem.report.assemble import ReportFormat, facts_of_incidents, render, write_page
+from sentinel.wire.names import REPORT_FILE
 
 READ_SECONDS = 10.0  # the user waits for the exit code; a long log is read as far as this allows
 

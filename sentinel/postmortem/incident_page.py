@@ -12,7 +12,8 @@ from pathlib import Path
 from sentinel.incidents.describe import rank_list
 from sentinel.incidents.model import Incident, RankFinding
 from sentinel.postmortem.text import columns, labelled, names_text, number, printable
-from sentinel.postmortem.wording import CAUSE_WORDS, attribution_sentence, verdict_sentence
+from sentinel.postmortem.wording import CAUSE_WORDS, GUARD_WORDS, attribution_sentence, verdict_sentence
+from sentinel.wire.messages import Guarded
 
 FINDINGS_SHOWN = 16
 _TABLE = ("RANK", "PHASE", "OP", "DTYPE", "ELEMENTS", "NAN", "INF", "ABSMAX", "ABSMAX SENT", "LOSS")
@@ -44,6 +45,7 @@ def _verdict(incident: Incident) -> str:
         ("why", incident.reason),
         ("cause", f"first reading: {CAUSE_WORDS[incident.cause]}"),
         ("when", _when(incident)),
+        *_acted(incident),
         ("run", f"{incident.run_id}, attempt {incident.attempt}, {incident.world_size or '?'} ranks"),
     ]
     if incident.parameters:
@@ -96,3 +98,16 @@ def _next(incident: Incident, run_dir: Path | None) -> str:
     return "\n".join(
         ["Bundle", f"  {printable(bundle, 400)}", "", "Next", *(f"  {printable(c, 400)}" for c in commands)]
     )
+
+
+def _acted(incident: Incident) -> list[tuple[str, str]]:
+    """What was done about it, by the guard and by people."""
+    acted = []
+    if incident.guard is not Guarded.NO:
+        acted.append(("guard", GUARD_WORDS[incident.guard]))
+    if incident.acknowledged_at is not None:
+        note = f": {incident.acknowledged_note}" if incident.acknowledged_note else ""
+        acted.append(
+            ("seen by", f"{incident.acknowledged_by} at {incident.acknowledged_at:%Y-%m-%d %H:%M:%S} UTC{note}")
+        )
+    return acted

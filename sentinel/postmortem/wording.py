@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sentinel.incidents.describe import rank_list
 from sentinel.incidents.model import Attribution, Cause, Incident, Kind, Stage
+from sentinel.wire.messages import Guarded
 
 KIND_WORDS: dict[Kind, str] = {
     Kind.NONFINITE_GRADIENT: "gradients became nonfinite",
@@ -43,6 +44,14 @@ CAUSE_WORDS: dict[Cause, str] = {
     Cause.HARDWARE: "the hardware",
     Cause.FRAMEWORK: "the framework, or how it is called",
     Cause.UNKNOWN: "not known yet",
+}
+
+
+GUARD_WORDS: dict[Guarded, str] = {
+    Guarded.NO: "nothing was done",
+    Guarded.SKIPPED: "the step was left out on every rank; nothing was applied to the parameters",
+    Guarded.HALTED: "training was ended on every rank; nothing was applied to the parameters",
+    Guarded.UNDECIDED: "the step was made: not every rank could know of the fault",
 }
 
 

@@ -213,6 +213,7 @@ class RoundClosed(_Message, frozen=True, array_like=True, tag="round", forbid_un
     unreduced_total: int = 0
     weights: tuple[Weights, ...] = ()
     guarded: Guarded = Guarded.NO
+    float16_absmax: float | None = None  # gradient_absmax of reductions in float16 alone (None: there was none)
 
 
 class PartWritten(_Message, frozen=True, array_like=True, tag="part", forbid_unknown_fields=True):

@@ -28,6 +28,7 @@ MANIFEST = "manifest.json"
 JOIN_FILE = "join.json"
 LOCK_FILE = "coordinator.lock"  # held by the one coordinator that works here
 RUN_FILE = "run.json"
+REPORT_FILE = "report.html"
 HALTED_FILE = "halted.json"  # the guard ended this node's training on purpose: no restart
 SPOOL = "spool"  # reports that no coordinator acknowledged
 

@@ -24,11 +24,13 @@ import os
 import time
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)))
+model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 rows = torch.randn(2000, 16)
@@ -47,8 +49,8 @@ for step, batch in enumerate(loader):
     time.sleep(0.3)
 """
 
-# Empty in a run without that trouble (nothing is dropped or swallowed here) or without a float16 reduction that was audited.
-EMPTY_WITHOUT_TROUBLE = {"Reports dropped", "Faults swallowed by agents", "float16 headroom"}
+# Empty in a run without that trouble: nothing is dropped or swallowed here.
+EMPTY_WITHOUT_TROUBLE = {"Reports dropped", "Faults swallowed by agents"}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from sentinel.postmortem.report.page import report_html
 from sentinel.postmortem.report.plain import report_text
 from sentinel.postmortem.report.record import report_json
 
-REPORT_FILE = "report.html"
 INCIDENTS_SHOWN = 8
 
 NEAR_SECONDS = 3600.0  # how far from an incident's detection its rounds are looked for in the log

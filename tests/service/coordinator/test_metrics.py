@@ -37,7 +37,7 @@ def busy_run(world_size: int, run_id: str = "run") -> Run:
     """A run in which every rank reported, dropped for reasons of its own, dumped, and some had faults."""
     run = Run(run_id, "key", Path("/nowhere"), 0.0)
     sync = (GroupSync("0", (), world_size, 1, 7, 8, norm=2.0, audited_dtype="float16"),)
-    told = {"loss": 0.5, "loss_scale": 1024.0, "gradient_absmax": 1.0, "sync": sync}
+    told = {"loss": 0.5, "loss_scale": 1024.0, "gradient_absmax": 1.0, "float16_absmax": 1.0, "sync": sync}
     for rank in range(world_size):
         for report in (
             hello(rank, world_size),

@@ -262,6 +262,28 @@ def test_pages_can_only_be_read(served: Coordinator) -> None:
     assert httpx.head(served.http_url + "/healthz").status_code == 200
 
 
+def test_the_report_of_a_run_is_linked_once_it_is_there(served: Coordinator, relays: MakeRelay) -> None:
+    """A run whose directory holds a report links it, and serves it with a policy that lets no script run; a link is none."""
+    relay = relays(served.join, run_id="run")
+    relay.send([hello(0), hello(1)])
+    relay.await_ack(relay.send(fault_of(1)))
+    pages = ("/run?id=run", "/incident?id=a0-r000000-01&run_id=run")
+    path = served._bundle_root("run", "") / "report.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert all("/report?run_id=run" not in get(served, page).text for page in pages)
+    assert get(served, "/report?run_id=run").status_code == 404
+    path.symlink_to("/etc/passwd")
+    assert get(served, "/report?run_id=run").status_code == 404
+    path.unlink()
+    path.write_text("<!doctype html><p>the story</p>")
+    assert all("/report?run_id=run" in get(served, page).text for page in pages)
+    answer = get(served, "/report?run_id=run")
+    assert "the story" in answer.text
+    assert "script-src" not in answer.headers["content-security-policy"]
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert get(served, "/report?run_id=absent").status_code == 404
+
+
 def test_acting_needs_the_token_of_the_join_file(served: Coordinator) -> None:
     """On loopback everybody may read, but only who can read join.json may act; a wrong token and none are refused alike."""
     url = f"{served.http_url}/api/v1/dump?run_id=absent"

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import story
 
-from sentinel.incidents.model import Attribution, Kind, Stage
+from sentinel.incidents.model import Attribution, Kind, Stage, utc
 from sentinel.postmortem.incident_page import FINDINGS_SHOWN, SampleLine, describe_incident
+from sentinel.wire.messages import Guarded
 
 
 def test_evidence_table_has_a_row_for_each_finding() -> None:
@@ -52,3 +53,16 @@ def test_every_kind_has_a_page(kind: Kind, stage: Stage) -> None:
         kind=kind, stage=stage, attribution=Attribution.NONE, suspect_ranks=(), findings=(), parameters=()
     )
     assert str(kind) in describe_incident(bare)
+
+
+def test_what_was_done_about_it_is_told() -> None:
+    """The guard's decision, and who has seen the incident and said what; nothing of both where there was nothing."""
+    plain = describe_incident(story.incident(), None)
+    assert "guard" not in plain
+    assert "seen by" not in plain
+    acted = story.incident(
+        guard=Guarded.SKIPPED, acknowledged_at=utc(0.0), acknowledged_by="ada", acknowledged_note="bad scan"
+    )
+    told = describe_incident(acted, None)
+    assert "the step was left out on every rank" in told
+    assert "ada at 1970-01-01 00:00:00 UTC: bad scan" in told
