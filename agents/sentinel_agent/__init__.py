@@ -5,17 +5,18 @@ Owns nothing itself; importing it must not import torch, since child processes w
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sentinel_agent.halting import NonFiniteGradientError
     from sentinel_agent.process import attach, detach
 
-__all__ = ["attach", "detach"]
+__all__ = ["NonFiniteGradientError", "attach", "detach"]
+_HOMES = {"NonFiniteGradientError": "halting", "attach": "process", "detach": "process"}
 
 
 def __getattr__(name: str) -> object:
-    if name in __all__:
-        from sentinel_agent import process
-
-        return getattr(process, name)
+    if name in _HOMES:
+        return getattr(import_module(f"sentinel_agent.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,7 +22,7 @@ from sentinel_agent.config import AgentConfig
 from sentinel_agent.errors import Health
 from sentinel_agent.evidence import Evidencing
 from sentinel_agent.guard import Budget, Guard
-from sentinel_agent.halting import NonFiniteGradientError, halt
+from sentinel_agent.halting import NonFiniteGradientError, halt, unmark
 from sentinel_agent.identity import Identity
 from sentinel_agent.ledger import Ledger
 from sentinel_agent.naming import Naming
@@ -72,6 +72,7 @@ class Agent:
         self._searches_left = 3  # for the modules of a loop with neither wrapper nor optimizer; each walks all objects
         self._misuses: set[str] = set()
         self._last_closed = (-1, 0)
+        self._halted = False
         self._clean = True
         self._note = ""
 
@@ -188,7 +189,7 @@ class Agent:
         if decision is Guarded.SKIPPED:
             self.health.guarded("withhold", self.withheld.take if inside else self.withheld.arm)(stepping)
             return
-        me = self.me
+        self._halted, me = True, self.me
         missing = halt(self.config.run_dir, me.attempt, me.rank, me.world_size, self._last_closed, self.health)
         raise NonFiniteGradientError(self._last_closed[1], missing)
 
@@ -212,6 +213,9 @@ class Agent:
 
     def _round_closed(self, closing: Round, step: int) -> None:
         self._last_closed = (closing.number, step)
+        if self._halted:
+            self._halted = False
+            self.health.guarded("halt_mark", unmark)(self.config.run_dir)
         if self.guard.decision is Guarded.SKIPPED:
             self.evidencing.restore_buffers()
         self.evidencing.closed(closing, step)

@@ -49,6 +49,11 @@ def mark(run_dir: Path, rank: int, round_: int, step: int) -> None:
     tmp.replace(run_dir / HALTED_FILE)
 
 
+def unmark(run_dir: Path) -> None:
+    """Training went on, as somebody caught the error: a later failure is none of the guard's. Raises OSError."""
+    (run_dir / HALTED_FILE).unlink(missing_ok=True)
+
+
 def wait_for_all(attempt: int, round_: int, world_size: int) -> int:
     """Say that this rank is done and wait for the others, for a minute or half the job's own patience: how many did not come.
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from watched import Watched
 
+from sentinel.wire.messages import Guarded
 from sentinel.wire.names import HALTED_FILE
 from sentinel_agent.errors import Health
 from sentinel_agent.halting import NonFiniteGradientError, halt, wait_for_all
@@ -50,6 +56,26 @@ def test_the_mark_says_which_round(store: dist.Store, tmp_path: Path) -> None:
     assert halt(tmp_path, 0, 0, 1, (9, 7), health) == 0
     assert json.loads((tmp_path / HALTED_FILE).read_text()) == {"rank": 0, "round": 9, "step": 7}
     assert not health.faults
+
+
+def test_training_that_goes_on_takes_the_mark_away(watch: Callable[..., Watched], tmp_path: Path) -> None:
+    """Who catches the error and trains on is no longer halted: the mark is there after the raise, and gone a round later."""
+    watched = watch(run_dir=tmp_path, guard="halt")
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    for rows in (torch.full((2, 3), float("nan")), torch.ones(2, 3)):
+        optimizer.zero_grad()
+        model(rows).square().mean().backward()
+        if rows.isnan().any():
+            with pytest.raises(NonFiniteGradientError, match="gradients of step 0"):
+                optimizer.step()
+            assert (tmp_path / HALTED_FILE).exists()
+            assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+        else:
+            optimizer.step()
+    assert not (tmp_path / HALTED_FILE).exists()
+    assert [r.guarded for r in watched.rounds] == [Guarded.HALTED, Guarded.NO]
 
 
 def test_a_mark_that_cannot_be_left_is_counted(store: dist.Store, tmp_path: Path) -> None:

@@ -322,8 +322,9 @@ def test_importing_the_package_does_not_import_torch(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_the_package_has_two_names() -> None:
-    """What users import is attach and detach; anything else is an error as usual."""
-    assert sentinel_agent.__all__ == ["attach", "detach"]
+def test_the_package_has_three_names() -> None:
+    """What users import is attach, detach, and what a halting guard raises; anything else is an error as usual."""
+    assert sentinel_agent.__all__ == ["NonFiniteGradientError", "attach", "detach"]
+    assert issubclass(sentinel_agent.NonFiniteGradientError, RuntimeError)
     with pytest.raises(AttributeError, match="no attribute 'atach'"):
         _ = sentinel_agent.atach  # type: ignore[attr-defined]

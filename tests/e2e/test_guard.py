@@ -29,7 +29,8 @@ HALTS = [
     for name in ("ddp_adamw", "hybrid_sharding")
 ]
 BUDGET = Case("guarded.py", ("always",), ranks=3, flags=("--sentinel-guard", "skip", "--sentinel-max-skips", "2"))
-STEPS, FAULT, RANKS = 12, 7, 4
+OFF = Case("guarded.py", ("one_agent_is_off",), flags=("--sentinel-guard", "skip"))
+FAULT, RANKS = 7, 4
 
 
 @pytest.mark.parametrize("training", [*SAME, *ALSO_SAME])
@@ -116,8 +117,17 @@ def test_a_spent_budget_halts(ran: Ran) -> None:
     assert ran.exit_code == 93, ran.said
 
 
+@pytest.mark.parametrize("case", [pytest.param(OFF, id="off")])
+def test_an_agent_that_is_off_holds_nobody_up(ran: Ran) -> None:
+    """A rank whose agent has switched itself off still takes part in the agreement on shards: the training ends."""
+    assert ran.exit_code == 0, ran.said
+    assert set(ran.printed("one_agent_is_off")) == {0, 1}
+    assert "agent of rank 1 switched itself off" in ran.stderr
+    assert ran.brief == [], ran.said
+
+
 def test_every_training_is_run() -> None:
     """No training of the script is left out here."""
     tree = ast.parse((SCRIPTS / "guarded.py").read_text())
     trainings = {n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")}
-    assert trainings - {"dist_group"} == {*SKIPPED.arguments, "always"}
+    assert trainings - {"dist_group"} == {*SKIPPED.arguments, *BUDGET.arguments, *OFF.arguments}

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -185,10 +187,24 @@ def split_by_hand() -> None:
     lab.say("split_by_hand", bool(all(p.isfinite().all() for p in model.parameters())))
 
 
+def one_agent_is_off() -> None:
+    """Healthy FSDP2, in which every look of rank 1's agent fails, until it switches itself off."""
+    model = fully_shard(network())
+    optimizer = sgd(model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    lab.say("one_agent_is_off", "ended")
+
+
 def dist_group(ranks: tuple[int, ...]) -> Any:
     """A process group of these ranks; every rank has to make it."""
     return torch.distributed.new_group(list(ranks))
 
 
 if __name__ == "__main__":
+    if "one_agent_is_off" in sys.argv and lab.rank() == 1:
+        options = json.loads(os.environ.get("SENTINEL_AGENT_OPTIONS", "{}"))
+        os.environ["SENTINEL_AGENT_OPTIONS"] = json.dumps({**options, "fail_at": "wire"})
     lab.main({name: value for name, value in globals().items() if name != "dist_group"})
