@@ -35,6 +35,7 @@ from sentinel_agent.contents import local
 from sentinel_agent.environment import environment
 from sentinel_agent.optimizerdump import OptimizerDump
 from sentinel_agent.rng import as_tensors
+from sentinel_agent.shards import shard_of
 from sentinel_agent.statistics import tensor_statistics
 from sentinel_agent.tensorfile import Names, flush_to_disk, new_file, storable, write_tensors
 from sentinel_agent.window import Entry
@@ -172,7 +173,14 @@ def _header(request: PartRequest, batches: BatchDump, notes: list[str], optimize
         raw_gradients=request.raw_gradients,
         optimizers=tuple(optimizers.described),
         scaler=request.scaler,
+        shards={name: shard for name, tensor in _named(request) if (shard := shard_of(tensor)) is not None},
     )
+
+
+def _named(request: PartRequest) -> NamedTensors:
+    """Parameters and buffers under the names they are written with."""
+    names = Names()
+    return [(names.take(name), tensor) for name, tensor in [*request.named_parameters, *_buffers(request)]]
 
 
 def _write_rng(tmp: Path, entries: tuple[Entry, ...]) -> None:

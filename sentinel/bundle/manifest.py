@@ -102,6 +102,13 @@ class OptimizerState(_Record):
     omitted: tuple[str, ...] = ()
 
 
+class Shard(_Record):
+    """Where a rank's part of a split tensor lies: the shape of the whole, and the place of the part's first element in it."""
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
 class PartHeader(_Record):
     """``part.json``: structure and statistics of one rank's part."""
 
@@ -125,6 +132,9 @@ class PartHeader(_Record):
     gradient_statistics: tuple[TensorStatistics, ...] = ()
     environment: Environment
     optimizers: tuple[OptimizerState, ...] = ()
+    shards: dict[str, Shard] = Field(
+        default_factory=dict, description="of parameters that are split over ranks, by name"
+    )
     scaler: dict[str, float] | None = Field(default=None, description="state of the GradScaler that scaled the loss")
     raw_gradients: tuple[str, ...] = Field(
         default=(), description="names in the gradients file that were cloned before any reduction wrote them"

@@ -118,6 +118,25 @@ def dump_now(
         put(f"{rank_list(planned.ranks)} will write round {planned.round}: {planned.bundle}")
 
 
+@dump_app.command("merge")
+def merge_bundle(
+    bundle: BundlePath,
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="A safetensors file to write.")],
+) -> None:
+    """Put the parameters of all parts together, shards too, into one file that a single process can load."""
+    from sentinel.bundle.merge import Merged
+
+    opened = open_bundle(bundle)
+    try:
+        merged = Merged(opened)
+        merged.write(to)
+    except BundleRefused as refusal:
+        fail(str(refusal), "sentinel dump show BUNDLE says what each part holds", ExitCode.REFUSED)
+    except OSError as error:
+        fail(f"cannot write {to} ({error.strerror or error})", "name a file in a folder that exists and is writable")
+    put(f"{plural(len(merged.names), 'tensor')} of {rank_list(opened.ranks)} written to {to}")
+
+
 @dump_app.command("rm")
 def remove_bundles(
     bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="Directories of bundles.")],

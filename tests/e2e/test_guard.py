@@ -7,10 +7,13 @@ import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from training_run import SCRIPTS, Ahead, Case, Ran
 
+from sentinel.bundle.merge import Merged
+from sentinel.bundle.reader import Bundle
 from sentinel.bundle.verify import verify
 from sentinel.wire.messages import Guarded, RoundClosed
 
@@ -89,6 +92,24 @@ def parameters_digest(part: Path) -> str:
         if not name.endswith(("running_mean", "running_var", "num_batches_tracked")):
             digest.update(tensor.tobytes())
     return digest.hexdigest()
+
+
+@pytest.mark.parametrize("training", ["fsdp2", "hybrid_sharding"])
+@pytest.mark.parametrize("case", [pytest.param(SKIPPED, id="skip")])
+def test_shards_can_be_put_together(ran: Ran, training: str, tmp_path: Path) -> None:
+    """The four parts of a sharded training are one file with the whole parameters, as a single process has them."""
+    bundle = ran.run_dir / ran.incidents[SAME.index(training)]["bundle"]
+    Merged(Bundle.open(bundle)).write(tmp_path / "whole.safetensors")
+    whole = load_file(tmp_path / "whole.safetensors")
+    assert {name: array.shape for name, array in whole.items()} == {
+        "0.weight": (32, 16),
+        "0.bias": (32,),
+        "3.weight": (4, 32),
+        "3.bias": (4,),
+    }
+    pieces = [load_file(part / "parameters.safetensors")["0.weight"] for part in sorted(bundle.glob("rank-*"))]
+    assert sum(piece.size for piece in pieces) == whole["0.weight"].size * (1 if training == "fsdp2" else 2)
+    assert np.array_equal(whole["0.weight"][: len(pieces[0])], pieces[0])
 
 
 @pytest.mark.parametrize("case", HALTS)
