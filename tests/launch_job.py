@@ -36,7 +36,7 @@ SPEAK_TO_THE_RELAY = """
     rank, world, attempt = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
-    socket.linger = 2000
+    socket.linger = 10000  # the relay may be slow to come to it on a busy machine
     socket.routing_id = f"rank-{attempt}-{rank}-{os.getpid()}".encode()
     socket.connect(os.environ["SENTINEL_RELAY"])
     node = int(os.environ["SENTINEL_NODE"])

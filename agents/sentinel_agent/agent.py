@@ -50,7 +50,16 @@ class Agent:
         self.scan = Scan(self.naming)
         self.checker = Checker(delay=config.check_delay)
         self.window = Window(config.window_rounds, config.window_bytes, config.clone_below)
-        self.evidencing = Evidencing(self.me, config, self.window, self.naming, self.send, lambda: self.scaler.state())
+        self.termination = Termination(self._terminated, self.health)
+        self.evidencing = Evidencing(
+            self.me,
+            config,
+            self.window,
+            self.naming,
+            self.send,
+            scaler_state=lambda: self.scaler.state(),
+            held=self.termination.held,
+        )
         self.agreement = Agreement(rank, world_size, config.attempt)
         budget = Budget(config.max_skips, config.max_skips_total)
         self.guard = Guard(config.guard, budget, self.health, self.agreement.everyone)
@@ -67,7 +76,6 @@ class Agent:
             on_command=self._command,
         )
         self.audit = Audit(self.ledger.overflowed, allowed=config.audit)
-        self.termination = Termination(self._terminated, self.health)
         self._first_forward_due = True
         self._searches_left = 3  # for the modules of a loop with neither wrapper nor optimizer; each walks all objects
         self._misuses: set[str] = set()

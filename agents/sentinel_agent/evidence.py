@@ -6,8 +6,10 @@ parameters are whole; a rank that is asked later writes what its window still ho
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
@@ -26,7 +28,7 @@ KEPT_ROUNDS = 16
 
 
 class Evidencing:
-    """Writes parts of this rank, at most ``config.max_bundles`` of its own accord."""
+    """Writes parts of this rank, at most ``config.max_bundles`` of its own accord; ``held()`` is around each writing."""
 
     def __init__(
         self,
@@ -36,7 +38,9 @@ class Evidencing:
         naming: Naming,
         send: Callable[[Any], None],
         scaler_state: Callable[[], dict[str, float] | None] = lambda: None,
+        held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
+        self._held = held
         self._me = me
         self._config = config
         self._window = window
@@ -103,6 +107,13 @@ class Evidencing:
             if number in self._written:
                 return
             self._written.add(number)
+        with self._held():
+            self._write_now(closing, step, reason, after, gradients)
+
+    def _write_now(
+        self, closing: Round, step: int, reason: str, after: bool, gradients: list[tuple[str, torch.Tensor]]
+    ) -> None:
+        number = closing.number
         parameters, buffers = list(self._naming.parameters()), list(self._naming.buffers())
         result = write_part(
             PartRequest(

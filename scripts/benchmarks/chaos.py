@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -197,8 +198,8 @@ def start_coordinator(place: Path) -> subprocess.Popen[bytes]:
 
 
 def full(run: Run) -> None:
-    """The disk takes one part and a half: what does not fit is an error of that rank, and training goes on."""
-    small_disk(run, f"size={run.draw.randrange(70, 170)}m")
+    """Somebody fills the disk while the parts are written: what does not fit is an error of that rank, and training goes on."""
+    small_disk(run, "size=500m")
 
 
 def readonly(run: Run) -> None:
@@ -212,8 +213,8 @@ def small_disk(run: Run, options: str) -> None:
     bundles.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(bundles)], check=True)
     try:
-        code = train(run, meddle=lambda _launcher: None)
-        run.hit = True
+        code = train(run, meddle=lambda _launcher: None if "ro" in options.split(",") else fill(run))
+        run.hit = run.hit or "ro" in options.split(",")
         if code != 0:
             run.wrong.append(f"training ended with {code}")
         if "ro" in options.split(","):
@@ -223,6 +224,16 @@ def small_disk(run: Run, options: str) -> None:
             check(run, hurt=None)
     finally:
         subprocess.run(["umount", str(bundles)], check=True)
+
+
+def fill(run: Run) -> None:
+    """Take all but a little of the disk away from whoever is writing a part."""
+    if writer_of(run, run.draw.randrange(RANKS), time.monotonic() + RUN_SECONDS / 2) is None:
+        return
+    run.hit = True
+    free = shutil.disk_usage(run.bundle).free
+    with (run.bundle.parent / "filler").open("wb") as filler, contextlib.suppress(OSError):
+        os.posix_fallocate(filler.fileno(), 0, max(free - run.draw.randrange(1, 40 << 20), 1))
 
 
 def check(run: Run, hurt: int | None) -> None:
@@ -252,10 +263,10 @@ def check(run: Run, hurt: int | None) -> None:
 
 
 def is_whole(part: Path) -> bool:
-    """A part under its final name has its header, and every file of it can be read to its end."""
+    """A part under its final name has its header, and its parameters unless the header says why not."""
     try:
-        PartHeader.model_validate_json((part / "part.json").read_text())
-        return (part / "parameters.safetensors").stat().st_size > 50 << 20
+        header = PartHeader.model_validate_json((part / "part.json").read_text())
+        return "left out" in header.reason or (part / "parameters.safetensors").stat().st_size > 50 << 20
     except (OSError, ValueError):
         return False
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -288,3 +290,30 @@ def test_a_script_that_is_terminated_leaves_its_story(ends: dict[str, list[Repor
     reports = ends["is terminated"]
     assert {e.step for e in _of(reports, Evidence)} == {2}
     assert ClosedBy.EXIT in {r.closed_by for r in _of(reports, RoundClosed)}
+
+
+HELD = """
+import os, signal, sys, threading, time
+from sentinel_agent.errors import Health
+from sentinel_agent.taps.termination import Termination
+
+told = []
+termination = Termination(lambda note: print("told", note, flush=True), Health(0, lambda _reason: None))
+termination.install()
+with termination.held():
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(float(sys.argv[1]))
+    print("finished", flush=True)
+print("lived on", flush=True)
+time.sleep(5)
+"""
+
+
+@pytest.mark.parametrize("seconds", ["0", "1"])
+def test_what_is_held_is_finished_before_the_end(seconds: str) -> None:
+    """SIGTERM in the middle of a part: the part is finished, then what there is is told, then the signal does what it does."""
+    ended = subprocess.run(
+        [sys.executable, "-c", HELD, seconds], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.stdout.splitlines() == ["finished", "told SIGTERM"], ended.stderr
+    assert ended.returncode == -signal.SIGTERM
