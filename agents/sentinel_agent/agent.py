@@ -190,7 +190,11 @@ class Agent:
         if self.naming.add_optimizer(stepping):
             self.ledger.layouts.learn(self.naming.parameters())
         scale, skipped = self.scaler.about_to_step(stepping)
-        return self.ledger.optimizer_steps(stepping, scale=scale, skipped=skipped, again=again)
+        decision = self.ledger.optimizer_steps(stepping, scale=scale, skipped=skipped, again=again)
+        if self._halted and decision is not Guarded.HALTED:
+            self._halted = False
+            self.health.guarded("halt_mark", unmark)(self.config.run_dir)
+        return decision
 
     def _intervene(self, decision: Guarded, stepping: torch.optim.Optimizer, inside: bool) -> None:
         """Leave this step out, or end the training by raising into it."""
@@ -221,9 +225,6 @@ class Agent:
 
     def _round_closed(self, closing: Round, step: int) -> None:
         self._last_closed = (closing.number, step)
-        if self._halted:
-            self._halted = False
-            self.health.guarded("halt_mark", unmark)(self.config.run_dir)
         if self.guard.decision is Guarded.SKIPPED:
             self.evidencing.restore_buffers()
         self.evidencing.closed(closing, step)
