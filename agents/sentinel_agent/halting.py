@@ -22,8 +22,8 @@ class NonFiniteGradientError(RuntimeError):
     """Raised from ``optimizer.step`` on every rank, in the same round, by a guard that halts. ``step`` is the user's."""
 
     def __init__(self, step: int, missing: int | None) -> None:
-        missed = {0: "every rank has written its part", None: "whether the other ranks have written is not known"}
-        written = missed.get(missing, f"{missing} ranks did not say in time that theirs is written")
+        missed = {0: "no rank is still writing its part", None: "whether other ranks are still writing is not known"}
+        written = missed.get(missing, f"{missing} ranks did not come, and may still be writing")
         super().__init__(
             f"gradients of step {step} are nonfinite and Sentinel's guard halts the training: "
             f"nothing was applied to the parameters; {written}"

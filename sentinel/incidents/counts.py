@@ -22,9 +22,7 @@ class TrackerCounts:
     unwatched: set[int] = field(default_factory=set)  # ranks whose agent switched itself off
     windows_given_up: int = 0
     quiet: Counter[str] = field(default_factory=Counter)
-    guarded: Counter[str] = field(
-        default_factory=Counter
-    )  # rounds in which the guard had reason to act, by what it did
+    guarded: Counter[str] = field(default_factory=Counter)  # rounds the guard had reason to act in, by what it did
     reported: dict[tuple[int, int], Counted] = field(default_factory=dict)
 
     @property

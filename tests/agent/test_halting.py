@@ -87,7 +87,7 @@ def test_a_mark_that_cannot_be_left_is_counted(store: dist.Store, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("missing", "text"),
-    [(0, "every rank has written"), (2, "2 ranks did not say"), (None, "is not known")],
+    [(0, "no rank is still writing"), (2, "2 ranks did not come"), (None, "is not known")],
 )
 def test_the_error_says_what_is_on_disk(missing: int | None, text: str) -> None:
     """Whoever reads the traceback knows the step and whether the evidence is whole."""
