@@ -91,6 +91,7 @@ class Agent:
         self.send(self._hello())
         guarded = self.health.guarded
         self._look = guarded("wire", self._maybe_fail("wire", self.ledger.reductions.before))
+        self.before = self._look_and_note if self.guard.acts else self._look
         self._scattered = guarded("agreement", self.agreement.before, even_off=True)
         self.after = guarded("wire_result", self.ledger.reductions.after)
         wire.install(self)
@@ -99,10 +100,11 @@ class Agent:
         optimizer.install(self._optimizer_steps, self._optimizer_made, self.health, self._intervene)
         self.scaler.install()
         told = (self.ledger.loss, self._backward_begins, self._backward_ended)
-        loss.install(*told, self.scaler.unscaled, self.health, self._agree)
+        loss.install(*told, self.scaler.unscaled, self.health, self._agree if self.guard.acts else None)
         clip.install(self._clipping, self._clipped, self.ledger.pending.join, self.health)
         batches.install_loader_tap(lambda: self if self.health.active else None, guarded)
-        batches.on_forward_end(guarded("forward_end", self.audit.forward_ended, even_off=True))
+        if self.config.audit:
+            batches.on_forward_end(guarded("forward_end", self.audit.forward_ended, even_off=True))
         leaving.install(self.ledger.loss_left_behind, self._leaving, self.goodbye, self.health)
         self.termination.install()
         os.register_at_fork(after_in_child=self._forked)
@@ -112,10 +114,9 @@ class Agent:
 
     # --- what the taps feed --------------------------------------------------------------------------------------------
 
-    def before(self, read: wire.Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _look_and_note(self, read: wire.Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The wire tap's call; what ranks agree by is noted whatever becomes of the rest."""
-        if self.guard.acts:
-            self._scattered(read, args, kwargs)
+        self._scattered(read, args, kwargs)
         return self._look(read, args, kwargs)
 
     def root_made(self, module: nn.Module) -> None:

@@ -95,7 +95,10 @@ class Pending:
         if work is None:
             return True
         try:
-            work.wait()
+            if not work.is_completed():
+                self._health.stopwatch.uncounted(work.wait)
+            else:
+                work.wait()  # it may have failed
         except RuntimeError:
             self._health.drops["collective_failed"] += 1
             return False

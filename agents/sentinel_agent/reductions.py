@@ -75,7 +75,8 @@ class Reductions:
             bucket.args, bucket.kwargs = (), {}
             reduction = bucket.reduction = self._reduction(call, bucket.parts, bucket.found, Role.GRADIENT, True)
             reduction.turn, reduction.sum_in = bucket.turn, bucket.sum_in
-            self._gradient_issued(reduction, bucket.parts, roles.Caller.AUTOGRAD)
+            self._note_gradient(reduction)
+            self.replicas.issued(reduction, None)
 
     def _before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reduction | None:
         call = read(args, kwargs)
@@ -135,16 +136,21 @@ class Reductions:
         )
 
     def _gradient_issued(self, reduction: Reduction, parts: list[torch.Tensor], who: roles.Caller) -> None:
-        self._ledger.round.dirty = self._ledger.round.synced = self._ledger.round.reducing = True
-        self._ledger.round.weigh(reduction.wire, reduction.dtype)
         reduction.sharded = of_fsdp(who)
-        self.guard.issued(reduction, self._ledger.round)
+        self._note_gradient(reduction)
         names = self._names_behind(parts, who)
         foreign = who is roles.Caller.USER and self._is_foreign(parts, names)
         chained = not roles.in_backward() and self._ledger.round.backward_elsewhere()
         self.replicas.issued(reduction, names, foreign=foreign, in_hook=comm_hook.running() or chained)
         if names and reduction.op.startswith("allreduce") and who is roles.Caller.USER:
             self.replicas.replicate(reduction.group, self.layouts.owners_of(parts))
+
+    def _note_gradient(self, reduction: Reduction) -> None:
+        """The open round has one more gradient collective."""
+        round_ = self._ledger.round
+        round_.dirty = round_.synced = round_.reducing = True
+        round_.weigh(reduction.wire, reduction.dtype)
+        self.guard.issued(reduction, round_)
 
     def _names_behind(self, parts: list[torch.Tensor], who: roles.Caller) -> tuple[str, ...] | None:
         """Parameters of a gradient collective, where that can be told: FSDP says so, a loop reduces ``.grad`` itself."""
@@ -210,22 +216,37 @@ class Reductions:
 
     def _finish(self, waiting: Reduction | Bucket) -> None:
         """Check what a collective returned."""
-        reduction = waiting.reduction if type(waiting) is Bucket else waiting
-        assert type(reduction) is Reduction  # a bucket is booked before anybody waits for it
+        if type(waiting) is Bucket:
+            self._finish_bucket(waiting)
+            return
+        reduction = waiting
+        assert type(reduction) is Reduction
         parts = [part for tensor in reduction.outputs if (part := given_part(tensor)) is not None]
         found = self._checker.check_parts(parts)
         if reduction.role is Role.GRADIENT:
             self._ledger.round.reduced_storages.update(
                 roles.storage_of(t) for t in reduction.outputs if not t.is_sparse
             )
-            if found is not None and found.nonfinite:
-                self.guard.returned_nonfinite(reduction, self._ledger.round)
             if found is not None and reduction.steady and reduction.op.startswith("allreduce"):
                 self._fingerprint(reduction, parts, found)
-        reduction.outputs = []
-        reduction.work = None
-        reduction.reduced = found
+        self._returned(reduction, found)
+
+    def _finish_bucket(self, bucket: Bucket) -> None:
+        """The same for a bucket, of which more is known: it was reduced in place, and is one large gradient tensor."""
+        reduction = bucket.reduction
+        assert reduction is not None  # it is booked before anybody waits for it
+        found = self._checker.check_parts(bucket.parts)
+        assert found is not None
+        self._ledger.round.reduced_storages.add(bucket.parts[0].untyped_storage().data_ptr())
+        self._fingerprint(reduction, bucket.parts, found)
+        self._returned(reduction, found)
+
+    def _returned(self, reduction: Reduction, found: Check | None) -> None:
+        """A result was looked at."""
+        reduction.outputs, reduction.work, reduction.reduced = [], None, found
         if found is not None and found.nonfinite:
+            if reduction.role is Role.GRADIENT:
+                self.guard.returned_nonfinite(reduction, self._ledger.round)
             self._ledger.latch(Phase.REDUCED, found, reduction)
 
     def _fingerprint(self, reduction: Reduction, parts: list[torch.Tensor], found: Check) -> None:

@@ -52,6 +52,7 @@ class Replicas:
     _announced: set[str] = field(default_factory=set)
     _reduced: set[str] = field(default_factory=set)
     _during: set[str] = field(default_factory=set)
+    _noted: set[str] = field(default_factory=set)  # groups all of whose parameters are in both already
     _touched: set[str] = field(default_factory=set)
     _before: dict[str, tuple[int, int]] = field(default_factory=dict)
     _unseen_in_hook: set[str] = field(default_factory=set)  # groups whose results nobody could look at as they came
@@ -61,12 +62,14 @@ class Replicas:
 
     def replicate(self, group: str, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """These parameters are meant to be equal on all ranks of ``group``: a DDP's, or those a loop all-reduces."""
+        self._noted.discard(group)
         known = self._replicas.setdefault(group, {})
         known.update((name, weakref.ref(p)) for name, p in named if name not in known or known[name]() is None)
 
     def backward_begins(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
         """A backward is about to add to some gradients. ``gradients`` (empty in rounds that need not know) are those there now."""
         self._during = set()
+        self._noted.clear()
         self._before = {name: (id(gradient), gradient._version) for name, gradient in gradients}
 
     def backward_ended(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -96,12 +99,20 @@ class Replicas:
             (self._unseen_in_hook if in_hook else self._unseen).add(reduction.group)
         if size == 1:
             return
-        if names is None and reduction.group not in self._replicas:
-            self._all_reduced = self._all_during = True
+        if names is None:
+            self._all_of(reduction.group)
             return
-        reduced = names if names is not None else tuple(self._replicas[reduction.group])
-        self._reduced.update(reduced)
-        self._during.update(reduced)
+        self._reduced.update(names)
+        self._during.update(names)
+
+    def _all_of(self, group: str) -> None:
+        """A bucket was reduced, nobody knows whose: all of the group's, then. Noted once, since buckets and parameters are many."""
+        if group not in self._replicas:
+            self._all_reduced = self._all_during = True
+        elif group not in self._noted:
+            self._noted.add(group)
+            self._reduced.update(self._replicas[group])
+            self._during.update(self._replicas[group])
 
     def returned(self, reduction: Reduction, norm: float, word_sum: int | None, audit: Audit | None) -> None:
         """A gradient all-reduce's result was looked at: its norm always, its word sum and the audit when it was its turn."""
@@ -147,6 +158,7 @@ class Replicas:
         records = tuple(self._record(name, group) for name, group in sorted(self._groups.items()))
         self._groups = {}
         self._reduced.clear()
+        self._noted.clear()
         self._touched.clear()
         self._unseen.clear()
         self._unseen_in_hook.clear()

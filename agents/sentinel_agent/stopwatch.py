@@ -1,7 +1,7 @@
 """The agent's own time inside the training threads, for benchmarks: off in normal runs, where it costs nothing.
 
-Owns the sum. Processor time of the calling thread is counted, so that waiting for collectives, and for a core that somebody else
-has, is not.
+Owns the sum. Processor time of the calling thread is counted, so that waiting for a core that somebody else has is not; nor is
+what it costs to fall asleep until a collective is done, which its caller would do next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ R = TypeVar("R")
 
 
 class _Thread(threading.local):
-    depth = 0
+    inside = False
+    elsewhere = 0.0
 
 
 class Stopwatch:
@@ -37,14 +38,26 @@ class Stopwatch:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             here = self._thread
-            outermost, here.depth = here.depth == 0, here.depth + 1
+            if here.inside:
+                return function(*args, **kwargs)
+            here.inside, here.elsewhere = True, 0.0
             began = time.thread_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                here.depth -= 1
-                if outermost:
-                    with self._lock:
-                        self.seconds += time.thread_time() - began
+                took = time.thread_time() - began - here.elsewhere
+                here.inside = False
+                with self._lock:
+                    self.seconds += took
 
         return call
+
+    def uncounted(self, function: Callable[[], R]) -> R:
+        """``function()``, not counted: what the training does in any case, and only happens to do here."""
+        if not self.running:
+            return function()
+        began = time.thread_time()
+        try:
+            return function()
+        finally:
+            self._thread.elsewhere += time.thread_time() - began

@@ -30,6 +30,10 @@ class Slow:
         self._fails = fails
         self._futureless = futureless
 
+    def is_completed(self) -> bool:
+        """Is it done?"""
+        return self.future.done()
+
     def wait(self) -> None:
         """Wait for it, or fail as torch would."""
         self.waits += 1

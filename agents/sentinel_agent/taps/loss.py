@@ -21,15 +21,16 @@ def install(
     ended: Callable[[], None],
     unscaled: Callable[[torch.Tensor], torch.Tensor],
     health: Health,
-    agree: Callable[[], None] = lambda: None,
+    agree: Callable[[], None] | None = None,
 ) -> None:
     """Call ``begins()``, ``on_loss(value)`` for a one-element floating root, run the backward, then ``agree()`` and ``ended()``.
 
-    ``agree`` issues collectives, and so is called even if the agent has switched itself off: the other ranks are in them.
+    ``agree``, where there is one, issues collectives, and so is called even if the agent has switched itself off: the other
+    ranks are in them.
     """
     before = health.guarded("loss", lambda tensors: _before(tensors, on_loss, begins, unscaled))
     after = health.guarded("backward_end", ended)
-    agreed = health.guarded("agree", agree, even_off=True)
+    agreed = None if agree is None else health.guarded("agree", agree, even_off=True)
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -37,7 +38,8 @@ def install(
                 return original(tensors, *args, **kwargs)  # a reentrant checkpoint calls this inside of a backward
             before(tensors)
             result = original(tensors, *args, **kwargs)
-            agreed()
+            if agreed is not None:
+                agreed()
             after()
             return result
 
