@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -31,6 +32,7 @@ from sentinel.bundle.manifest import (
 )
 from sentinel.wire.names import BUNDLES, bundle_id, rank_directory
 from sentinel_agent.batchdump import BatchDump
+from sentinel_agent.beside import beside
 from sentinel_agent.contents import local
 from sentinel_agent.environment import environment
 from sentinel_agent.optimizerdump import OptimizerDump
@@ -133,6 +135,7 @@ def _fill(tmp: Path, request: PartRequest) -> None:
     """Write the files. Batches come before gradients before parameters where the budget is short; part.json is last."""
     budget = _Budget(min(request.byte_cap, int(DISK_SHARE * shutil.disk_usage(tmp).free)))
     keep = request.level != "stats"
+    statistics = _statistics_of(request)
     batches = BatchDump(request.entries, budget.take if keep else _keep_none)
     notes: list[str] = []
     if keep:
@@ -144,13 +147,32 @@ def _fill(tmp: Path, request: PartRequest) -> None:
     names = {id(parameter): name for name, parameter in request.named_parameters}
     optimizers = OptimizerDump(request.optimizers if request.level == "full" else (), names)
     notes += _write_optimizers(tmp, optimizers.tensors, budget)
-    header = _header(request, batches, notes, optimizers)
+    header = _header(request, batches, notes, optimizers, statistics.result())
     with new_file(tmp / PART_FILE) as out:
         out.write(header.model_dump_json(indent=1).encode())
         flush_to_disk(out)
 
 
-def _header(request: PartRequest, batches: BatchDump, notes: list[str], optimizers: OptimizerDump) -> PartHeader:
+Statistics = tuple[TensorStatistics, ...]
+
+
+def _statistics_of(request: PartRequest) -> Future[tuple[Statistics, Statistics]]:
+    """Statistics of the parameters and of the gradients, taken while the tensors are written."""
+    return beside(
+        lambda: (
+            _statistics([*request.named_parameters, *request.named_buffers]),
+            _statistics(_gradients(request)),
+        )
+    )
+
+
+def _header(
+    request: PartRequest,
+    batches: BatchDump,
+    notes: list[str],
+    optimizers: OptimizerDump,
+    statistics: tuple[Statistics, Statistics],
+) -> PartHeader:
     return PartHeader(
         run_id=request.run_id,
         attempt=request.attempt,
@@ -167,8 +189,8 @@ def _header(request: PartRequest, batches: BatchDump, notes: list[str], optimize
         batches=batches.described(request.round),
         batch_statistics=batches.statistics(),
         sample_findings=batches.findings(),
-        parameter_statistics=_statistics([*request.named_parameters, *request.named_buffers]),
-        gradient_statistics=_statistics(_gradients(request)),
+        parameter_statistics=statistics[0],
+        gradient_statistics=statistics[1],
         environment=environment(),
         raw_gradients=request.raw_gradients,
         optimizers=tuple(optimizers.described),

@@ -20,7 +20,14 @@ from sentinel_agent.contents import is_readable, local, sparse_parts
 MAX_FINDINGS: Final = 16  # of one kind for one tensor; the total is in the detail
 MIN_CONSTANT: Final = 4  # elements a sample must have before having one value only is odd
 
+_QUICK: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _CHUNK: Final = 1 << 20  # elements widened to float64 at a time
+_QUICK_CHUNK: Final = 1 << 17  # elements summed in float32 at a time: fits a cache, and keeps rounding below 1e-5
+_QUICK_LOW: Final = 1e-15  # float32's squares lose digits below, and overflow in sums above
+_QUICK_HIGH: Final = 1e15
+_QUICK_SPREAD: Final = (
+    0.25  # share of the squares that must be left about the mean, or the difference has lost its digits
+)
 _SQUARE_LIMIT: Final = 1e150  # above this, squares of float64 overflow: scale down first
 
 
@@ -34,8 +41,11 @@ def tensor_statistics(name: str, tensor: Tensor) -> TensorStatistics:
     dtype = str(tensor.dtype).removeprefix("torch.")
     moments = _Moments()
     try:
-        for chunk in _chunks(tensor):
-            moments.add(chunk)
+        for flat in _flats(tensor):
+            quick = flat.dtype in _QUICK and flat.device.type == "cpu"
+            for chunk in torch.split(flat, _QUICK_CHUNK) if quick else (flat,):
+                if not quick or not moments.add_quickly(chunk.to(torch.float32)):
+                    moments.add(_float64(chunk))
     except (RuntimeError, TypeError):
         return TensorStatistics(name=name, dtype=dtype, shape=shape)
     return TensorStatistics(name=name, dtype=dtype, shape=shape, nan=moments.nan, inf=moments.inf, **moments.summary())
@@ -71,6 +81,21 @@ class _Moments:
     squares: float = 0.0
     scale: float = 1.0
 
+    def add_quickly(self, chunk: Tensor) -> bool:
+        """Merge a chunk of float32 in three reads; False, and nothing is merged, where that would not be exact enough."""
+        low, high = (bound.item() for bound in chunk.aminmax())
+        magnitude = max(abs(low), abs(high))
+        if not _QUICK_LOW < magnitude < _QUICK_HIGH or self.scale != 1.0:  # also true of NaN
+            return False
+        count = chunk.numel()
+        mean, norm = chunk.sum().item() / count, torch.linalg.vector_norm(chunk).item()
+        squares = norm * norm - count * mean * mean
+        if squares < _QUICK_SPREAD * norm * norm:
+            return False
+        self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
+        self._merge(count, mean, squares)
+        return True
+
     def add(self, chunk: Tensor) -> None:
         """Merge one chunk of float64 values."""
         finite = chunk.isfinite()
@@ -84,7 +109,9 @@ class _Moments:
         low, high = (bound.item() for bound in chunk.aminmax())
         self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
         self._rescale(max(abs(low), abs(high)))
-        self._merge(chunk if self.scale == 1.0 else chunk / self.scale)
+        chunk = chunk if self.scale == 1.0 else chunk / self.scale
+        mean = chunk.mean().item()
+        self._merge(chunk.numel(), mean, (chunk - mean).square_().sum().item())
 
     def _rescale(self, magnitude: float) -> None:
         """Keep mean and squares in units of ``scale``, so that neither leaves float64's range."""
@@ -94,12 +121,11 @@ class _Moments:
         self.squares *= (self.scale / magnitude) ** 2
         self.scale = magnitude
 
-    def _merge(self, chunk: Tensor) -> None:
-        count = chunk.numel()
-        mean = chunk.mean().item()
+    def _merge(self, count: int, mean: float, squares: float) -> None:
+        """Take in ``count`` elements of this mean, whose squared differences from it sum to ``squares`` (Chan et al. 1983)."""
         total = self.count + count
         difference = mean - self.mean
-        self.squares += (chunk - mean).square_().sum().item() + difference**2 * self.count * count / total
+        self.squares += squares + difference**2 * self.count * count / total
         self.mean += difference * count / total
         self.count = total
 
@@ -111,12 +137,11 @@ class _Moments:
         return {"minimum": self.minimum, "maximum": self.maximum, "mean": self.mean * self.scale, "std": std}
 
 
-def _chunks(tensor: Tensor) -> Iterator[Tensor]:
-    """The elements as flat float64 chunks. Raises RuntimeError where torch cannot read or convert the dtype."""
+def _flats(tensor: Tensor) -> Iterator[Tensor]:
+    """The elements as they lie, in flat pieces. Raises RuntimeError where torch cannot read the dtype."""
     for part in _parts(tensor):
-        flat = part.reshape(-1)
-        for start in range(0, flat.numel(), _CHUNK):
-            yield _float64(flat[start : start + _CHUNK])
+        if part.numel():
+            yield from torch.split(part.reshape(-1), _CHUNK)
 
 
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
