@@ -11,8 +11,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -147,7 +146,7 @@ def _fill(tmp: Path, request: PartRequest) -> None:
     names = {id(parameter): name for name, parameter in request.named_parameters}
     optimizers = OptimizerDump(request.optimizers if request.level == "full" else (), names)
     notes += _write_optimizers(tmp, optimizers.tensors, budget)
-    header = _header(request, batches, notes, optimizers, statistics.result())
+    header = _header(request, batches, notes, optimizers, statistics())
     with new_file(tmp / PART_FILE) as out:
         out.write(header.model_dump_json(indent=1).encode())
         flush_to_disk(out)
@@ -156,7 +155,7 @@ def _fill(tmp: Path, request: PartRequest) -> None:
 Statistics = tuple[TensorStatistics, ...]
 
 
-def _statistics_of(request: PartRequest) -> Future[tuple[Statistics, Statistics]]:
+def _statistics_of(request: PartRequest) -> Callable[[], tuple[Statistics, Statistics]]:
     """Statistics of the parameters and of the gradients, taken while the tensors are written."""
     return beside(
         lambda: (

@@ -6,7 +6,8 @@ Owns turning commands into writes, signed frames and commits. Which socket and w
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from sentinel.bundle.reader import Bundle, BundleRefused
 from sentinel.coordinator.committer import Committer
 from sentinel.coordinator.directories import bundle_root
 from sentinel.coordinator.faults import Fault, Faults
+from sentinel.coordinator.fetches import Fetches, SendCommand
 from sentinel.coordinator.journal import Journal, Post
 from sentinel.coordinator.run import OpenCommand, Run
 from sentinel.coordinator.totals import DumpFailure
@@ -23,17 +25,28 @@ from sentinel.coordinator.writer import PutIncident
 from sentinel.incidents.events import Command, CommitBundle, Release, RequestParts, SaveIncident
 from sentinel.wire.codec import encode_command
 from sentinel.wire.link import COMMAND_LIFETIME_SECONDS
-from sentinel.wire.messages import DumpRequest, Released
-from sentinel.wire.names import BUNDLES
-
-SendCommand = Callable[[bytes, bytes], None]
-"""Sends a command frame to a route."""
+from sentinel.wire.messages import DumpRequest, PartWritten, Released
+from sentinel.wire.names import BUNDLES, bundle_id
 
 
 class Actions:
-    """The hands of the core. All methods run on the loop's thread; bundles are hashed on a thread of their own."""
+    """The hands of the core. All methods run on the loop's thread; bundles are hashed, and parts fetched, on threads of their own.
 
-    def __init__(self, journal: Journal, send: SendCommand, post: Post, faults: Faults, command_key: bytes) -> None:
+    ``fetch_bytes`` of one bundle are fetched from other hosts at most. ``gathers``: bundles always lie in the run's own directory,
+    though its parts may be elsewhere on this host too.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        send: SendCommand,
+        post: Post,
+        faults: Faults,
+        command_key: bytes,
+        *,
+        fetch_bytes: int = 0,
+        gathers: bool = False,
+    ) -> None:
         self._journal = journal
         self._send = send
         self._post = post
@@ -41,6 +54,11 @@ class Actions:
         self._command_key = command_key
         self._committer = Committer(faults)
         self._committing = 0
+        self._gathers = gathers
+        self._hurried = False
+        self._waiting: dict[tuple[str, str], tuple[Run, CommitBundle]] = {}  # for parts from other hosts
+        self._again: dict[tuple[str, str], tuple[Run, CommitBundle]] = {}  # committed without such parts
+        self.fetches = Fetches(send, post, faults, command_key, fetch_bytes, self._part_came)
 
     def start(self) -> None:
         """Be ready to commit bundles."""
@@ -83,20 +101,69 @@ class Actions:
         except BundleRefused:
             return False
 
+    def part_written(self, run: Run, report: PartWritten, now: float) -> None:
+        """A rank wrote its part; it is fetched if it lies elsewhere."""
+        part = PresentPart(report.rank, report.node, report.directory, report.error)
+        request = BundleRequest(
+            bundle_id(report.attempt, report.round),
+            run.run_id,
+            report.attempt,
+            report.round,
+            report.step,
+            run.tracker.world_size,
+            (),
+            (part,),
+            (),
+            now,
+        )
+        self.fetches.part_written(run, report, self._root(run, request))
+
+    def tick(self, now: float) -> None:
+        """Commit what has waited for its parts long enough."""
+        for place, (run, command) in list(self._waiting.items()):
+            if self._hurried or not self.fetches.is_worth_waiting(run, command.bundle):
+                del self._waiting[place]
+                self._commit(run, command, now)
+
+    def hurry(self) -> None:
+        """The coordinator stops: wait for no more parts."""
+        self._hurried = True
+
     def _start_commit(self, run: Run, command: CommitBundle, now: float) -> None:
+        """Ask for parts on other hosts, suspects' first, and commit when they are here or have taken too long."""
         request = _request(run, command, now)
+        suspects = {rank for i in command.incidents for rank in run.tracker.incidents[i].suspect_ranks}
+        parts = sorted(request.parts, key=lambda part: (part.rank not in suspects, part.rank))
+        self.fetches.want(run, (command.attempt, command.round), parts, self._root(run, request))
+        self._waiting[run.run_id, command.bundle] = (run, command)
+        self.tick(now)
+
+    def _part_came(self, run: Run, bundle: str) -> None:
+        now = time.time()
+        self.tick(now)
+        place = (run.run_id, bundle)
+        if place in self._again and not self.fetches.expects(run, bundle):
+            self._commit(*self._again.pop(place), now, again=True)
+
+    def _commit(self, run: Run, command: CommitBundle, now: float, *, again: bool = False) -> None:
+        request = _request(run, command, now)
+        if self.fetches.expects(run, command.bundle):
+            self._again[run.run_id, command.bundle] = (run, command)
         self._committing += 1
-        root = self._root(run, request)
+        done = partial(self._committed, run, again)
         self._committer.submit(
-            partial(commit, root, request), lambda manifest: self._post(partial(self._committed, run, manifest))
+            partial(commit, self._root(run, request), request), lambda manifest: self._post(partial(done, manifest))
         )
 
     def _root(self, run: Run, request: BundleRequest) -> Path:
-        root = run.bundle_roots[request.id] = bundle_root(run.directory, request)
+        root = run.directory if self._gathers else bundle_root(run.directory, request)
+        run.bundle_roots[request.id] = root
         return root
 
-    def _committed(self, run: Run, manifest: Manifest | None) -> None:
+    def _committed(self, run: Run, again: bool, manifest: Manifest | None) -> None:
         self._committing -= 1
+        if again and manifest is not None:
+            return  # it was counted the first time
         run.totals.bundles += manifest is not None
         if manifest is None:
             run.totals.dump_failures[DumpFailure.COMMIT_ERROR] += 1
@@ -105,11 +172,12 @@ class Actions:
 
     @property
     def committing(self) -> bool:
-        """True while a bundle is being hashed or its result has not been noted."""
-        return self._committing > 0
+        """True while a bundle waits, is being hashed, or its result has not been noted."""
+        return self._committing > 0 or bool(self._waiting)
 
     def close(self) -> None:
         """Take no more bundles."""
+        self.fetches.fetcher.close()
         self._committer.close()
 
 

@@ -11,9 +11,9 @@ from enum import StrEnum
 
 import zmq
 
-from sentinel.wire.codec import CLASS_CRITICAL, FrameRefused, Refusal, decode_reports
+from sentinel.wire.codec import CLASS_CRITICAL, CLASS_PIECE, FrameRefused, Refusal, decode_piece, decode_reports
 from sentinel.wire.link import Envelope, decode_envelope
-from sentinel.wire.messages import Hello, NodeEnded, Report, is_critical
+from sentinel.wire.messages import Hello, NodeEnded, PartPiece, Report, is_critical
 
 MAX_WORLD_SIZE = 1 << 17
 MAX_COUNTER = 1 << 53  # rounds, steps, sequences: beyond it a JSON reader would round
@@ -52,6 +52,7 @@ class Inbound:
     frame: bytes
     reports: tuple[Report, ...]
     critical: bool
+    piece: PartPiece | None = None
 
 
 def admit(message: Sequence[zmq.Frame], allowed: Container[str]) -> Inbound:
@@ -64,6 +65,10 @@ def admit(message: Sequence[zmq.Frame], allowed: Container[str]) -> Inbound:
     route, head, frame = (part.bytes for part in message)
     envelope = decode_envelope(head)
     _check_envelope(envelope)
+    if frame[2:3] == CLASS_PIECE:
+        piece = decode_piece(frame)
+        _check_report(piece)
+        return Inbound(route, user, envelope, frame, (), False, piece)
     reports = tuple(decode_reports(frame))
     for report in reports:
         _check_report(report)
@@ -87,7 +92,7 @@ def _check_envelope(envelope: Envelope) -> None:
     _check_world_size(envelope.world_size)
 
 
-def _check_report(report: Report) -> None:
+def _check_report(report: Report | PartPiece) -> None:
     if not 0 <= report.attempt < MAX_WORLD_SIZE:
         raise NotAdmitted(Rejection.BOUNDS, "attempt")
     if not isinstance(report, NodeEnded) and not -1 <= report.rank < MAX_WORLD_SIZE:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +55,7 @@ from sentinel.wire.names import DATABASE, JOIN_FILE, LOCK_FILE
 if TYPE_CHECKING:
     from sentinel.coordinator.http import HttpServer
 
+TELL_SECONDS = 2.0
 ANSWER_SECONDS = 2.0  # how long a page waits for the loop before it shows the last known numbers
 
 
@@ -174,6 +176,19 @@ class Coordinator:
         """A Prometheus was told of this coordinator just now; it has not been here yet."""
         self._scrapes.expect(time.monotonic())
 
+    def let_parts_come(self, timeout: float, tell: Callable[[int, int], None]) -> bool:
+        """Wait until all parts that lie on other hosts are here, or have failed. False if ``timeout`` seconds were not enough.
+
+        ``tell(have, size)`` is called about every two seconds with the bytes that are here, and those known to be on their way.
+        """
+        fetches, deadline, tell_at = self._actions.fetches, time.monotonic() + timeout, time.monotonic() + TELL_SECONDS
+        while fetches.pending and time.monotonic() < deadline:
+            if time.monotonic() >= tell_at:
+                tell_at += TELL_SECONDS
+                tell(fetches.fetcher.have, fetches.fetcher.size)
+            time.sleep(0.02)
+        return not fetches.pending
+
     def let_scraper_see(self) -> None:
         """Wait, once and for at most 20 s, until a Prometheus that scrapes a run's own coordinator has seen every incident."""
         if self._http is not None and self.settings.run_id is not None and not self._shown:
@@ -219,7 +234,15 @@ class Coordinator:
         server = self._server
         journal = Journal(self._writer, server.post, server.acknowledge)
         command_key = bytes.fromhex(self._keys.command_key)
-        self._actions = Actions(journal, server.send_command, server.post, self._faults, command_key)
+        self._actions = Actions(
+            journal,
+            server.send_command,
+            server.post,
+            self._faults,
+            command_key,
+            fetch_bytes=self.settings.fetch_bytes,
+            gathers=not self.settings.standalone,
+        )
         self._journal = journal
         self._intake = Intake(
             journal,

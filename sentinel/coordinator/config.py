@@ -40,6 +40,7 @@ class CoordinatorSettings(BaseSettings):
     synchronous: Literal["full", "normal"] = Field(default="full", description="SQLite's PRAGMA synchronous")
     healthy_frames_kept: int = Field(default=100_000, ge=0, description="frames without evidence kept per run")
     client_keys: tuple[str, ...] = Field(default=(), description="further CURVE public keys (Z85) that may connect")
+    fetch_bytes: int = Field(default=4 << 30, ge=0, description="bytes of one bundle fetched from other hosts at most")
     max_runs: int = Field(default=256, ge=1, description="runs served at the same time")
     expected_relays: int = Field(default=0, ge=0, description="refuse to start if the file limit cannot hold them")
 

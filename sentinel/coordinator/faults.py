@@ -26,6 +26,7 @@ class Fault(StrEnum):
     SNAPSHOT = "snapshot"  # answering metrics and pages
     COMMAND = "command"  # doing what the core asked
     COMMIT = "commit"  # writing a bundle's manifest
+    FETCH = "fetch"  # taking in a part from another host
     RESTORE = "restore"  # reading a run back at start
     PAGE = "page"  # answering a request
     STORE_WRITE = "store_write"  # the disk did not take a commit (it is tried again)

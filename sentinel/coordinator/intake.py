@@ -20,7 +20,7 @@ from sentinel.coordinator.writer import LogAcknowledged, LogEnded, LogExpect, Lo
 from sentinel.incidents.events import Acknowledged, DumpAsked, Event, Expect, Received, RequestParts, RunEnded, Tick
 from sentinel.incidents.model import Incident
 from sentinel.wire.codec import FrameRefused, Refusal
-from sentinel.wire.messages import Guarded
+from sentinel.wire.messages import Guarded, PartWritten
 
 COUNTS_SECONDS = 5.0
 HOUSEKEEPING_SECONDS = 60.0
@@ -53,6 +53,9 @@ class Intake:
             raise NotAdmitted(Rejection.BACKLOG)
         if run.note_route(inbound, now):
             self._actions.repeat_open_commands(run, inbound.route, now)
+        if inbound.piece is not None:
+            self._actions.fetches.take(run, inbound.piece)
+            return
         if inbound.critical and self._journal.delivery(inbound) is not Delivery.NEW:
             return
         if run.ended:
@@ -62,6 +65,9 @@ class Intake:
             self._feed(run, [Expect(inbound.envelope.world_size)], now)
         self._log(inbound, now)
         self._feed(run, (Received(report) for report in inbound.reports), now)
+        for report in inbound.reports:
+            if isinstance(report, PartWritten):
+                self._actions.part_written(run, report, now)
 
     def _check_route(self, inbound: Inbound) -> None:
         """A connection's id belongs to the key that used it first: a peer may choose any id, but not another's key."""
@@ -114,6 +120,7 @@ class Intake:
                 self._feed(run, [Tick()], now)
                 if run.is_over(now):
                     self._end(run, now)
+        self._actions.tick(now)
         if now >= self._counts_due:
             self._counts_due = now + COUNTS_SECONDS
             self._write_counts()
@@ -158,6 +165,7 @@ class Intake:
         An embedded coordinator's run ends with it. A standalone one's go on without it, so their log stays open, and the next
         start takes them up where they were.
         """
+        self._actions.hurry()
         for run in self.runs.values():
             if run.ended:
                 continue
@@ -165,6 +173,7 @@ class Intake:
                 self._feed(run, [RunEnded()], now)
             else:
                 self._end(run, now)
+        self._actions.tick(now)
         self._write_counts()
 
     def _end(self, run: Run, now: float) -> None:

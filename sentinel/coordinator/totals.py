@@ -21,6 +21,7 @@ class DumpFailure(StrEnum):
     PART_ERROR = "part_error"  # a rank could not write its part
     PARTIAL = "partial"  # committed without all parts
     COMMIT_ERROR = "commit_error"  # the manifest could not be written
+    FETCH_ERROR = "fetch_error"  # a part stays on its own host
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ import zmq
 
 from sentinel.launch.downlink import Downlink
 from sentinel.launch.outbox import Drop, Outbox
+from sentinel.launch.shelf import Shelf
 from sentinel.launch.spool import Spool
 from sentinel.launch.uplink import CurveUplink, NoUplink, Uplink
 from sentinel.wire.codec import (
@@ -31,7 +32,8 @@ from sentinel.wire.codec import (
     frame_class,
 )
 from sentinel.wire.link import PART_ACK, PART_COMMAND, Envelope, Join, encode_envelope
-from sentinel.wire.messages import Counted, DumpRequest, NodeEnded, Report
+from sentinel.wire.messages import Counted, DumpRequest, NodeEnded, PartWanted, Report
+from sentinel.wire.names import SPOOL
 
 POLL_MS = 50  # also the longest time a call from the launcher's thread waits to be seen
 COUNTED_SECONDS = 5.0
@@ -77,7 +79,7 @@ class Relay:
     Raises OSError or zmq.ZMQError if its sockets cannot be made.
     """
 
-    def __init__(self, identity: RelayIdentity, join: Join | None, spool_directory: Path) -> None:
+    def __init__(self, identity: RelayIdentity, join: Join | None, run_dir: Path) -> None:
         self.name = f"{identity.node}-{os.getpid()}-{secrets.token_hex(4)}"
         self.failure: str | None = None  # why the thread ended before it was told to
         self._identity = identity
@@ -85,7 +87,9 @@ class Relay:
         self._context = zmq.Context()
         self._downlink = Downlink(self._context)
         self._uplink: Uplink = CurveUplink(self._context, join, self.name) if join else NoUplink()
-        self._spool = Spool(spool_directory, self.name)
+        self._shelf = Shelf(run_dir)
+        self._pieces: deque[tuple[bytes, bytes]] = deque()
+        self._spool = Spool(run_dir / SPOOL, self.name)
         self._outbox = Outbox()
         self._faults: Counter[str] = Counter()
         self._said: tuple[dict[str, int], dict[str, int]] = ({}, {})
@@ -110,6 +114,11 @@ class Relay:
     def refused(self) -> bool:
         """True if the coordinator was reached but did not accept our keys."""
         return self._uplink.refused
+
+    @property
+    def lending(self) -> bool:
+        """True while a coordinator on another host fetches parts of this node."""
+        return self._shelf.busy and self._thread.is_alive()
 
     def start(self) -> Relay:
         """Begin to relay."""
@@ -162,6 +171,7 @@ class Relay:
             self._heard_at = now
             self._take(parts, now)
         self._take_own(now)
+        self._take_pieces()
         self._send(now)
         self._write_spool()
         for parts in self._uplink.receive():
@@ -169,7 +179,7 @@ class Relay:
 
     def _poll(self, wait_ms: int) -> float:
         poller = zmq.Poller()
-        for socket in (self._downlink.socket, *self._uplink.sockets()):
+        for socket in (self._downlink.socket, self._shelf.socket, *self._uplink.sockets()):
             poller.register(socket, zmq.POLLIN)
         poller.poll(wait_ms)
         return time.monotonic()
@@ -188,13 +198,16 @@ class Relay:
         self._queue(kind, parts[0], now)
 
     def _queue(self, kind: bytes, frame: bytes, now: float) -> None:
-        self._sequence += 1
-        who = self._identity
-        envelope = encode_envelope(Envelope(who.run_id, who.node, self.name, self._sequence, who.world_size))
+        envelope = self._envelope()
         if kind == CLASS_SAMPLE:
             self._outbox.add_sample(envelope, frame, self._uplink.connected)
         elif self._outbox.add_critical(self._sequence, envelope, frame, now):
             self._unspooled.append((envelope, frame))
+
+    def _envelope(self) -> bytes:
+        self._sequence += 1
+        who = self._identity
+        return encode_envelope(Envelope(who.run_id, who.node, self.name, self._sequence, who.world_size))
 
     def _take_own(self, now: float) -> None:
         """Queue the relay's own reports: that the node ended, and from time to time what was lost."""
@@ -206,6 +219,13 @@ class Relay:
         if self._uplink.connected and now >= self._say_at and losses != self._said:
             self._report([self._counted()], now)
             self._said, self._say_at = losses, now + COUNTED_SECONDS
+
+    def _take_pieces(self) -> None:
+        """Queue pieces of parts. Without a connection they are let go: whoever still wants them asks again."""
+        for frame in self._shelf.receive():
+            self._pieces.append((self._envelope(), frame))
+        if not self._uplink.connected:
+            self._pieces.clear()
 
     def _report(self, reports: list[Report], now: float) -> None:
         frame = encode_reports(reports)
@@ -221,6 +241,8 @@ class Relay:
             if not self._uplink.send(parts):
                 return
             self._outbox.sent(sequence, now)
+        while self._pieces and self._uplink.send(self._pieces[0]):
+            self._pieces.popleft()
         for _ in range(MAX_SENDS):
             sample = self._outbox.next_sample()
             if sample is None or not self._uplink.send(sample):
@@ -255,6 +277,9 @@ class Relay:
         except FrameRefused as refused:
             self._faults[f"command_{refused.reason}"] += 1
             return
+        if isinstance(command, PartWanted):
+            self._shelf.ask(command)
+            return
         if not self._downlink.forward(command, frame) and isinstance(command, DumpRequest):
             self._outbox.drops[Drop.COMMAND_UNDELIVERED] += 1  # a Released finds its rank gone as a matter of course
 
@@ -267,6 +292,7 @@ class Relay:
     def _close(self) -> None:
         with contextlib.suppress(OSError):
             self._spool.close()
+        self._shelf.close()
         self._uplink.close()
         self._downlink.close()
         self._context.term()

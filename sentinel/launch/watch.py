@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import secrets
 import sqlite3
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ from sentinel.wire.link import Join
 from sentinel.wire.names import SPOOL
 
 DRAIN_SECONDS = 5.0
+PARTS_SECONDS = 120.0
 GUESTS_SECONDS = 10.0  # torchrun's exit barrier has already brought the nodes together
 STOP_SECONDS = 10.0
 
@@ -171,7 +173,7 @@ def _embed(start: _Start) -> None:
 def _start_relay(start: _Start) -> Watch:
     options, join = start.options, start.join
     identity = RelayIdentity(start.run_id, start.node, options.world_size)
-    relay = Relay(identity, join, start.run_dir / SPOOL).start()
+    relay = Relay(identity, join, start.run_dir).start()
     command_key = join.command_key if join else secrets.token_hex(32)
     context = WorkerContext(start.run_id, start.run_dir, start.node, relay.address, command_key)
     record = _record(start)
@@ -220,9 +222,12 @@ def _bring_home(watch: Watch, exit_code: int) -> Drained:
     """The reports first, then the other nodes' reports, then the coordinator's judgement."""
     watch.relay.node_ended(exit_code)
     watch.relay.drain(DRAIN_SECONDS)
+    came = _exchange_parts(watch)
     if watch.rendezvous is not None:
         if watch.rendezvous.hosting:
             watch.rendezvous.wait_for_guests(GUESTS_SECONDS)
+            if came:
+                _exchange_parts(watch)  # of guests that were late
         else:
             watch.rendezvous.leave()
     if watch.coordinator is not None:
@@ -237,6 +242,26 @@ def _bring_home(watch: Watch, exit_code: int) -> Drained:
     if watch.relay.failure:
         console.warn(f"the relay stopped early ({watch.relay.failure})", "later reports of this node are lost")
     return drained
+
+
+def _exchange_parts(watch: Watch) -> bool:
+    """Parts of bundles go to the coordinator's host: take in other nodes', or lend ours for as long as they are asked for.
+
+    False if that took too long.
+    """
+    if watch.coordinator is not None:
+        came = watch.coordinator.let_parts_come(PARTS_SECONDS, _tell_parts)
+        if not came:
+            console.warn("parts of other nodes did not come in time", "they stay in those nodes' run directories")
+        return came
+    deadline = time.monotonic() + PARTS_SECONDS
+    while watch.relay.lending and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not watch.relay.lending
+
+
+def _tell_parts(have: int, size: int) -> None:
+    console.say(f"fetching what other nodes' ranks dumped: {have / 1e6:.0f} of {size / 1e6:.0f} MB")
 
 
 def _outcome(watch: Watch, drained: Drained, exit_code: int) -> summary.RunOutcome:

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import msgspec
 
-from sentinel.wire.messages import Command, Report, is_critical
+from sentinel.wire.messages import Command, PartPiece, Report, is_critical
 
 PROTOCOL = 2
 MAGIC = b"S"
@@ -25,9 +25,11 @@ MAX_BATCH = 512  # reports in one frame
 CLASS_CRITICAL = b"C"
 CLASS_SAMPLE = b"D"
 CLASS_COMMAND = b"K"
+CLASS_PIECE = b"P"
 
 _reports_encoder = msgspec.msgpack.Encoder()
 _reports_decoder = msgspec.msgpack.Decoder(list[Report])
+_piece_decoder = msgspec.msgpack.Decoder(PartPiece)
 _command_decoder = msgspec.msgpack.Decoder(Command)
 
 
@@ -87,6 +89,21 @@ def decode_reports(frame: bytes) -> list[Report]:
     if len(reports) > MAX_BATCH:
         raise FrameRefused(Refusal.BATCH, f"{len(reports)} reports")
     return reports
+
+
+def encode_piece(piece: PartPiece) -> bytes:
+    """A frame holding a piece of a bundle's part."""
+    return MAGIC + bytes([PROTOCOL]) + CLASS_PIECE + _reports_encoder.encode(piece)
+
+
+def decode_piece(frame: bytes) -> PartPiece:
+    """The piece of a frame. Raises FrameRefused."""
+    if frame_class(frame) != CLASS_PIECE:
+        raise FrameRefused(Refusal.NOT_OURS, "not a piece of a part")
+    try:
+        return _piece_decoder.decode(frame[3:])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameRefused(Refusal.MALFORMED, str(error)[:200]) from error
 
 
 def encode_command(command: Command, key: bytes) -> bytes:

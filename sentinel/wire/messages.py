@@ -288,7 +288,48 @@ class Released(_Message, frozen=True, array_like=True, tag="released", forbid_un
     ranks: tuple[int, ...] = ()
 
 
-Command = DumpRequest | Released
+class PartWanted(_Message, frozen=True, array_like=True, tag="part_wanted", forbid_unknown_fields=True):
+    """Ask the relay beside a rank for a piece of the part it wrote: ``length`` bytes of ``file`` from ``offset``.
+
+    ``ranks`` holds the one rank. An empty ``file`` asks which files the part has. Relays answer with a ``PartPiece``, but not if
+    the part is ``done`` with: nothing more of it will be asked for. Ranks never see this.
+    """
+
+    command_id: str
+    expires_at: float
+    attempt: int
+    round: int
+    ranks: tuple[int, ...]
+    file: str = ""
+    offset: int = 0
+    length: int = 0
+    done: bool = False
+
+
+class PartFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A file of a part, and its size."""
+
+    name: str
+    bytes: int
+
+
+class PartPiece(_Message, frozen=True, array_like=True, tag="piece", forbid_unknown_fields=True):
+    """A relay's answer to PartWanted: ``content`` of ``file`` from ``offset``, or (no ``file``) all its ``files``.
+
+    ``error`` says in one line why there is neither.
+    """
+
+    attempt: int
+    round: int
+    rank: int
+    file: str = ""
+    offset: int = 0
+    content: bytes = b""
+    files: tuple[PartFile, ...] = ()
+    error: str = ""
+
+
+Command = DumpRequest | Released | PartWanted
 
 CRITICAL = (Evidence, PartWritten, Disabled, Goodbye, NodeEnded)
 """Reports that are spooled until acknowledged; the others are samples, and the newest wins."""

@@ -12,10 +12,11 @@ from sentinel_agent.beside import beside
 def test_it_runs_on_another_thread() -> None:
     """The caller goes on, and gets the result when it asks."""
     go_on = threading.Event()
-    found = beside(lambda: (go_on.wait(10), threading.get_ident()))
+    result = beside(lambda: (go_on.wait(10), threading.get_ident()))
     go_on.set()
-    assert found.result(10)[0]
-    assert found.result(10)[1] != threading.get_ident()
+    waited, where = result()
+    assert waited
+    assert where != threading.get_ident()
 
 
 def test_a_failure_is_the_callers() -> None:
@@ -25,14 +26,14 @@ def test_a_failure_is_the_callers() -> None:
         raise ValueError("planted")
 
     with pytest.raises(ValueError, match="planted"):
-        beside(fail).result(10)
+        beside(fail)()
 
 
-def test_without_threads_it_is_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_threads_the_caller_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no thread can be started the caller computes itself."""
 
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert beside(threading.get_ident).result(0) == threading.get_ident()
+    assert beside(threading.get_ident)() == threading.get_ident()

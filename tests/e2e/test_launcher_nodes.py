@@ -15,18 +15,51 @@ from pathlib import Path
 import pytest
 import zmq
 from launch_job import SECONDS, SPEAK_TO_THE_RELAY, TORCHRUN, Job, free_port, spooled_reports, wait_for
+from slow_link import SlowLink
 
+from sentinel.bundle.reader import Bundle
+from sentinel.bundle.verify import verify
 from sentinel.coordinator.store import IncidentReader
 from sentinel.wire.link import Join
 from sentinel.wire.messages import Evidence
 
 pytestmark = pytest.mark.e2e
 
+# A short real training in which one image of rank 1 is NaN at step 3; ``width`` sizes the parameters that are dumped.
+TRAIN = """
+    import os, sys, torch, torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    width = int(sys.argv[1])
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(6):
+        batch = torch.randn(4, 8)
+        if step == 3 and dist.get_rank() == int(os.environ.get("GUILTY", 1)):
+            batch[2] = float("nan")
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+"""
+
 # The launcher's patience with a host that says nothing, cut short.
 IMPATIENT = (
     sys.executable,
     "-c",
     "from sentinel.launch import rendezvous; rendezvous.JOIN_SECONDS = 1.0\n"
+    "from sentinel.cli.main import main; raise SystemExit(main())",
+    "run",
+)
+
+
+# The launcher's patience with parts that are fetched, cut short.
+HURRIED = (
+    sys.executable,
+    "-c",
+    "from sentinel.launch import watch; watch.PARTS_SECONDS = 5.0\n"
     "from sentinel.cli.main import main; raise SystemExit(main())",
     "run",
 )
@@ -83,6 +116,58 @@ def test_a_node_beside_plain_torchrun_goes_on_alone(job: Job) -> None:
     assert (code, host.returncode) == (0, 0), stderr
     assert len([line for line in stderr.splitlines() if "the nodes share no coordinator" in line]) == 1
     assert any(isinstance(report, Evidence) for report in spooled_reports(job.run_dir))
+
+
+def contents(bundle: Path) -> dict[str, bytes]:
+    """Name -> content of every file below a bundle, but for its manifest."""
+    found = {str(p.relative_to(bundle)): p.read_bytes() for p in bundle.rglob("*") if p.is_file()}
+    return {name: content for name, content in found.items() if name != "manifest.json"}
+
+
+def test_parts_of_other_nodes_come_to_the_coordinators(job: Job) -> None:
+    """Nodes that share no file system: the bundle on the coordinator's host has every rank's part, bit by bit."""
+    script, port = job.script(TRAIN), str(free_port())
+    common = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port)
+    launchers = [
+        job.start(*("--sentinel-run-dir", str(job.place / f"node{n}")), *common, "--node-rank", str(n), script, "50000")
+        for n in (0, 1)
+    ]
+    said = [launcher.communicate(timeout=SECONDS)[1] for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [0, 0], said
+    here, there = (job.place / f"node{n}/bundles/a0-r000003" for n in (0, 1))
+    bundle = Bundle.open(here)
+    assert (bundle.partial, bundle.ranks) == (False, (0, 1))
+    assert verify(here) == []
+    assert len(contents(there)) == 5
+    assert contents(there).items() <= contents(here).items()
+
+
+@pytest.mark.parametrize(("width", "whole"), [(1_000, True), (2_000_000, False)], ids=["40 kB", "80 MB"])
+def test_a_part_crosses_a_slow_link_or_is_missed(job: Job, width: int, whole: bool) -> None:
+    """Over 1 Mbit/s a small part arrives beside the reports; a large one is missing from the bundle, and nothing hangs."""
+    script, port, began = job.script(TRAIN), str(free_port()), time.monotonic()
+    common = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port)
+    here, there = job.place / "here", job.place / "there"
+    words = (*common, "--node-rank", "0", script, str(width))
+    launchers = [job.start("--sentinel-run-dir", str(here), *words, launcher=HURRIED)]
+    wait_for((here / "join.json").exists, "the coordinator")
+    join = Join.read(here / "join.json")
+    link = SlowLink(int(join.endpoint.rpartition(":")[2]), bits=1e6)
+    join.model_copy(update={"endpoint": f"tcp://127.0.0.1:{link.own}"}).write(job.place / "slow.json")
+    own = ("--sentinel-run-dir", str(there), "--sentinel-join", str(job.place / "slow.json"))
+    words = (*common, "--node-rank", "1", script, str(width))
+    launchers.append(job.start(*own, *words, launcher=HURRIED))
+    said = [launcher.communicate(timeout=SECONDS)[1] for launcher in launchers]
+    link.close()
+    assert [launcher.returncode for launcher in launchers] == [0, 0], said
+    assert time.monotonic() - began < SECONDS
+    (incident,) = IncidentReader(here).incidents()
+    assert (incident.step, incident.suspect_ranks) == (3, (1,))
+    bundle = Bundle.open(here / "bundles/a0-r000003")
+    assert (bundle.partial, bundle.missing_ranks) == ((False, ()) if whole else (True, (1,)))
+    assert verify(bundle.path) == []
+    assert len(contents(there / "bundles/a0-r000003")) == 5
+    assert ("parts of other nodes did not come in time" in said[0]) is not whole
 
 
 @pytest.fixture

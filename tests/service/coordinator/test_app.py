@@ -17,6 +17,7 @@ from relay_client import RelayClient, closed, evidence, fault_of, hello, wait_un
 from sentinel.bundle.manifest import PART_FILE, Environment, PartHeader
 from sentinel.bundle.reader import Bundle
 from sentinel.bundle.verify import verify
+from sentinel.coordinator import fetches
 from sentinel.coordinator.app import Coordinator, RunDirectoryBusy
 from sentinel.coordinator.config import CoordinatorSettings
 from sentinel.coordinator.limits import LimitTooLow, raise_open_files
@@ -96,9 +97,10 @@ def test_a_bundle_whose_last_part_never_comes_is_partial_after_stop(
 
 
 def test_a_directory_named_by_a_peer_is_not_written_into(
-    coordinator: Coordinator, relays: MakeRelay, tmp_path: Path
+    coordinator: Coordinator, relays: MakeRelay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part that claims to lie elsewhere makes the bundle partial; nothing appears there."""
+    """A part that claims to lie elsewhere, and that nobody hands over, makes the bundle partial; nothing appears there."""
+    monkeypatch.setattr(fetches, "PATIENCE_SECONDS", 0.2)
     (tmp_path / "victim").mkdir()
     relay = relays(coordinator.join)
     relay.send([hello(0), hello(1)])

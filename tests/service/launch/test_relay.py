@@ -42,7 +42,7 @@ def start_relay(tmp_path: Path) -> Iterator[StartRelay]:
     started: list[Relay] = []
 
     def start(join: Join | None) -> Relay:
-        started.append(Relay(IDENTITY, join, tmp_path / "spool").start())
+        started.append(Relay(IDENTITY, join, tmp_path).start())
         return started[-1]
 
     yield start

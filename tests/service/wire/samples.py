@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from sentinel.wire import messages
-from sentinel.wire.codec import PROTOCOL, encode_command, encode_reports
+from sentinel.wire.codec import PROTOCOL, encode_command, encode_piece, encode_reports
 from sentinel.wire.link import Envelope, encode_envelope
-from sentinel.wire.messages import Command, Report
+from sentinel.wire.messages import Command, PartPiece, Report
 
 GOLDEN = Path(__file__).parent / "golden"
 KEY = bytes(range(32))
@@ -49,7 +49,7 @@ def _value(name: str, hint: Any, place: int) -> Any:
         return list(hint)[place % len(hint)]
     if issubclass(hint, msgspec.Struct):
         return sample(hint)
-    simple = {bool: True, int: 1000 + place, float: place + 0.5, str: name}
+    simple = {bool: True, int: 1000 + place, float: place + 0.5, str: name, bytes: name.encode()}
     return simple[hint]
 
 
@@ -62,6 +62,8 @@ def frames() -> dict[str, bytes]:
     for command in COMMANDS:
         made[command.__name__] = encode_command(sample(command), KEY)
         made[f"{command.__name__} bare"] = encode_command(sample(command, whole=False), KEY)
+    made["PartPiece"] = encode_piece(sample(PartPiece))
+    made["PartPiece bare"] = encode_piece(sample(PartPiece, whole=False))
     return made
 
 

@@ -28,13 +28,15 @@ from sentinel.wire.codec import (
     FrameRefused,
     Refusal,
     decode_command,
+    decode_piece,
     decode_reports,
     encode_command,
+    encode_piece,
     encode_reports,
     frame_class,
 )
 from sentinel.wire.link import decode_envelope
-from sentinel.wire.messages import Disabled, Evidence, Goodbye, Report, RoundClosed, is_critical
+from sentinel.wire.messages import Disabled, Evidence, Goodbye, PartPiece, Report, RoundClosed, is_critical
 
 HEAD = MAGIC + bytes([PROTOCOL])
 MUTATIONS = 20_000
@@ -99,6 +101,16 @@ def test_every_command_comes_back(message: type[Any]) -> None:
         assert repr(decode_command(encode_command(command, KEY), KEY, now=-math.inf)) == repr(command)
 
     comes_back()
+
+
+def test_a_piece_comes_back() -> None:
+    """What is read back from a piece's frame equals what was written; other frames are no pieces."""
+    piece = sample(PartPiece)
+    assert decode_piece(encode_piece(piece)) == piece
+    with pytest.raises(FrameRefused, match="not a piece"):
+        decode_piece(encode_reports([sample(REPORTS[0])]))
+    with pytest.raises(FrameRefused, match="malformed"):
+        decode_piece(encode_piece(piece)[:-1])
 
 
 @given(st.lists(st.one_of(*(any_of(message) for message in REPORTS)), max_size=20))
