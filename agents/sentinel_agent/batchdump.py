@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from sentinel.bundle.manifest import BatchEntry, SampleFinding, TensorStatistics
-from sentinel_agent.capture import Branch, Held, Omitted, walk_tensors
+from sentinel_agent.capture import Branch, Drop, Held, Omitted, walk_tensors
 from sentinel_agent.contents import is_readable, sparse_parts
+from sentinel_agent.redaction import Redaction
 from sentinel_agent.statistics import sample_findings, tensor_statistics
 from sentinel_agent.structure import describe
 from sentinel_agent.tensorfile import Names, storable
@@ -30,14 +31,18 @@ FREED: Final = "storage_freed"
 class BatchDump:
     """The entries of one round, ready to be written: ``tensors`` is what goes into the file.
 
-    ``take(bytes)`` says whether there is still room. Build it first, write ``tensors``, then ask for the rest, so that
-    a change during the writing is noticed too.
+    ``take(bytes)`` says whether there is still room. ``redaction`` decides what of it may be written; statistics and findings are
+    of what the training saw. Build it first, write ``tensors``, then ask for the rest, so that a change during the writing is
+    noticed too.
     """
 
-    def __init__(self, entries: tuple[Entry, ...], take: Callable[[int], bool]) -> None:
+    def __init__(
+        self, entries: tuple[Entry, ...], take: Callable[[int], bool], redaction: Redaction | None = None
+    ) -> None:
         self.tensors: list[tuple[str, Tensor]] = []
         self._entries = entries
         self._take = take
+        self._redaction = redaction or Redaction()
         self._names: dict[Held, str] = {}  # every readable tensor, stored or not
         self._missing: dict[Held, str] = {}
         self._unique = Names()
@@ -51,10 +56,14 @@ class BatchDump:
         if held.array is None and not is_readable(held.tensor):
             self._missing[held] = FREED
             return
-        parts = _stored_as(name, held)
+        content = self._redaction.tensor(name, _contents(held))
+        if content is None:
+            self._missing[held] = Drop.REDACTED
+            return
+        parts = _stored_as(name, content)
         if not all(storable(tensor) for _, tensor in parts):
             self._missing[held] = NO_DTYPE
-        elif not self._take(held.nbytes):
+        elif not self._take(sum(tensor.nbytes for _, tensor in parts)):
             self._missing[held] = OVER_BUDGET
         else:
             self.tensors += parts
@@ -72,7 +81,7 @@ class BatchDump:
             index=index,
             round=round_,
             source=entry.source,
-            structure=describe(entry.captured.tree, stored, self._missing),
+            structure=describe(self._redaction.texts(entry.captured, f"b{index}"), stored, self._missing),
             sample_indices=_integers(entry.sample_indices),
             mutated=tuple(name for one, name in stored.items() if one.changed()),
             omitted=tuple(left_out),
@@ -99,8 +108,7 @@ def _contents(held: Held) -> Tensor:
     return torch.from_numpy(numpy.array(held.array))
 
 
-def _stored_as(name: str, held: Held) -> list[tuple[str, Tensor]]:
-    tensor = _contents(held)
+def _stored_as(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     if tensor.layout is torch.strided:
         return [(name, tensor)]
     return [(f"{name}.{part}", piece) for part, piece in sparse_parts(tensor).items()]

@@ -38,6 +38,7 @@ class Drop(StrEnum):
     TOO_MANY_LEAVES = "too_many_leaves"
     NO_STORAGE = "no_storage"  # meta tensors and tensors of a function transform: nothing to read later
     UNUSED_BATCH = "unused_batch"  # a loader ran on and on with no forward
+    REDACTED = "redacted"  # the user's own function left it out
     EVALUATION_BATCH = "evaluation_batch"  # used by a forward without gradients only
 
 

@@ -20,6 +20,7 @@ class AgentConfig:
 
     ``dump_level``: ``stats`` writes structure and statistics only, ``batch`` also batches, RNG states and parameters,
     ``full`` also the state of optimizers and GradScaler.
+    ``redact`` names a function (``module:function``) that decides what of a batch is written (``redaction.py``).
     ``audit`` traces the forward of rounds 0, 1, 2, 4, … for half-precision overflow that is absorbed; off unless asked for, since
     code that is compiled under the trace's dispatch mode is not compiled.
     ``guard`` is what is done about a step whose gradients every rank knows to be nonfinite: ``observe`` nothing, ``skip`` leaves it
@@ -44,6 +45,7 @@ class AgentConfig:
     clone_below: int = 1 << 20
     part_bytes: int = 10 << 30
     max_bundles: int = 8
+    redact: str = ""
     audit: bool = False
     guard: str = "observe"
     max_skips: int = 10

@@ -35,6 +35,7 @@ from sentinel_agent.beside import beside
 from sentinel_agent.contents import local
 from sentinel_agent.environment import environment
 from sentinel_agent.optimizerdump import OptimizerDump
+from sentinel_agent.redaction import Redaction
 from sentinel_agent.rng import as_tensors
 from sentinel_agent.shards import shard_of
 from sentinel_agent.statistics import tensor_statistics
@@ -53,9 +54,10 @@ _writing = threading.Lock()  # a judge and a request of the coordinator may name
 class PartRequest:
     """All that goes into a part. ``level`` stats writes no tensors, full also optimizer state; ``byte_cap`` bounds tensors.
 
-    ``entries`` come from ``Window.entries``. ``start_buffers`` are buffers as they were when the round began, which is what is
-    written for those that have one; statistics are of ``named_buffers``. ``raw_gradients`` names those of ``nonfinite_gradients``
-    that were cloned before any reduction; statistics are also taken of every gradient that ``named_parameters`` still have.
+    ``entries`` come from ``Window.entries``; ``redaction`` is asked what of them may be written. ``start_buffers`` are buffers as
+    they were when the round began, which is what is written for those that have one; statistics are of ``named_buffers``.
+    ``raw_gradients`` names those of ``nonfinite_gradients`` that were cloned before any reduction; statistics are also taken of
+    every gradient that ``named_parameters`` still have.
     """
 
     run_dir: Path
@@ -80,6 +82,7 @@ class PartRequest:
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     scaler: dict[str, float] | None = None
     byte_cap: int = 10 << 30
+    redaction: Redaction = field(default_factory=Redaction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ def _fill(tmp: Path, request: PartRequest) -> None:
     budget = _Budget(min(request.byte_cap, int(DISK_SHARE * shutil.disk_usage(tmp).free)))
     keep = request.level != "stats"
     statistics = _statistics_of(request)
-    batches = BatchDump(request.entries, budget.take if keep else _keep_none)
+    batches = BatchDump(request.entries, budget.take if keep else _keep_none, request.redaction)
     notes: list[str] = []
     if keep:
         _write_rng(tmp, request.entries)

@@ -20,6 +20,7 @@ from sentinel_agent.config import AgentConfig
 from sentinel_agent.dump import PartRequest, write_part
 from sentinel_agent.identity import Identity
 from sentinel_agent.naming import Naming
+from sentinel_agent.redaction import Redaction
 from sentinel_agent.rounds import Round
 from sentinel_agent.startbuffers import StartBuffers
 from sentinel_agent.window import Window
@@ -44,6 +45,7 @@ class Evidencing:
         self._me = me
         self._config = config
         self._window = window
+        self._redaction = Redaction(config.redact, me.health)
         self._naming = naming
         self._buffers = StartBuffers(naming)
         self._send = send
@@ -139,6 +141,7 @@ class Evidencing:
                 optimizers=() if after else tuple(self._naming.optimizers()),
                 scaler=None if after else self._scaler_state(),
                 byte_cap=self._config.part_bytes,
+                redaction=self._redaction,
             )
         )
         self._send(

@@ -53,6 +53,7 @@ def agent_options(options: LaunchOptions) -> dict[str, object]:
     """Only what the user asked for: whatever is not here keeps the agent's own default."""
     asked: dict[str, object] = {
         "dump_level": options.dump_level,
+        "redact": options.redact,
         "max_bundles": options.max_bundles,
         "window_rounds": options.window,
         "guard": options.guard,

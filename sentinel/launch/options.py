@@ -71,6 +71,7 @@ class LaunchOptions:
     agent: bool
     quiet: bool
     dump_level: Literal["stats", "batch", "full"] | None
+    redact: str | None  # module:function
     max_bundles: int | None
     window: int | None
     guard: str | None
@@ -133,6 +134,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Laun
         agent=not given["sentinel_no_agent"],
         quiet=given["sentinel_quiet"],
         dump_level=given["sentinel_dump_level"],
+        redact=given["sentinel_redact"],
         max_bundles=given["sentinel_max_bundles"],
         window=given["sentinel_window"],
         guard=given["sentinel_guard"],
@@ -196,6 +198,9 @@ def _add_sentinel_group(parser: argparse.ArgumentParser, environ: Mapping[str, s
         type=_dump_level,
         metavar="LEVEL",
     )
+    redact = environ.get("SENTINEL_REDACT")
+    redact_help = "function(name, value) that returns what of a batch may be written, None for nothing"
+    flag("redact", redact, redact_help, type=_function, metavar="MODULE:FUNCTION")
     bundles = environ.get("SENTINEL_MAX_BUNDLES")
     flag("max-bundles", bundles, "most rounds that are dumped in one run", type=_positive, metavar="N")
     flag("window", environ.get("SENTINEL_WINDOW"), "rounds kept in memory for a dump", type=_positive, metavar="N")
@@ -216,6 +221,13 @@ def _add_sentinel_group(parser: argparse.ArgumentParser, environ: Mapping[str, s
 def _dump_level(text: str) -> str:
     if text not in DUMP_LEVELS:
         raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(DUMP_LEVELS)}")
+    return text
+
+
+def _function(text: str) -> str:
+    module, _, function = text.partition(":")
+    if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not module:function")
     return text
 
 

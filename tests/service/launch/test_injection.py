@@ -62,6 +62,9 @@ def test_only_what_was_asked_for_overrides_the_agents_defaults(agent_package: Pa
     assert json.loads(worker_environment(CONTEXT, parse(["x.py"], {}))["SENTINEL_AGENT_OPTIONS"]) == {}
     asked = ["--sentinel-dump-level", "stats", "--sentinel-max-bundles", "2", "--sentinel-window", "4", "x.py"]
     assert agent_options(parse(asked, {})) == {"dump_level": "stats", "max_bundles": 2, "window_rounds": 4}
+    assert agent_options(parse(["--sentinel-redact", "mine.private:redact", "x.py"], {})) == {
+        "redact": "mine.private:redact"
+    }
     guarded = agent_options(parse(GUARDED, {}))
     assert guarded == {"guard": "skip", "max_skips": 3, "max_skips_total": 30}
 

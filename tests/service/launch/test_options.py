@@ -114,6 +114,8 @@ def test_nothing_of_ours_reaches_torchrun() -> None:
         ([], {}, "training_script"),
         (["--sentinel-window", "0", "train.py"], {}, "not 1 or more"),
         (["--sentinel-dump-level", "all", "train.py"], {}, "not one of stats, batch, full"),
+        (["--sentinel-redact", "mine.redact", "train.py"], {}, "not module:function"),
+        (["--sentinel-redact", "a b:f", "train.py"], {}, "not module:function"),
         (["train.py"], {"SENTINEL_DUMP_LEVEL": "all"}, "not one of stats, batch, full"),
         (["train.py"], {"SENTINEL_MAX_BUNDLES": "many"}, "invalid _positive value"),
         (["--sentinel-guard", "stop", "train.py"], {}, "not one of observe, skip, halt"),
