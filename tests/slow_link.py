@@ -22,6 +22,12 @@ class SlowLink:
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def cut(self) -> None:
+        """Break the connections there are; new ones are carried again."""
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Cut everything."""
         for one in (self._listener, *self._open):

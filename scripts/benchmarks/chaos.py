@@ -1,6 +1,7 @@
-"""Dumps under violence: a rank is killed or frozen in the middle of writing its part, the coordinator is killed, the disk is full.
+"""Dumps under violence: a rank is killed or frozen in the middle of writing its part, the coordinator is killed, the disk is
+full, the link to another node carries 1 Mbit/s or breaks.
 
-usage: scripts/bench chaos [--times N] [--seed S] [CASE...]      cases: kill, freeze, coordinator, full, readonly
+usage: scripts/bench chaos [--times N] [--seed S] [CASE...]      cases: kill, freeze, coordinator, full, readonly, link
 
 After each run: it ended within its deadline; whatever is listed in a manifest verifies byte by byte; no part is there that is not
 whole; and the ranks said to be missing are those without a whole part. Needs root for `full` and `readonly` (they mount a small
@@ -29,6 +30,10 @@ from sentinel.bundle.manifest import PartHeader
 from sentinel.bundle.reader import Bundle, BundleRefused
 from sentinel.bundle.verify import verify
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+from launch_job import free_port
+from slow_link import SlowLink
+
 SENTINEL = (sys.executable, "-m", "sentinel.cli.main")
 RANKS, FAULT = 3, 3
 RUN_SECONDS = 90.0  # of one run, frozen rank included
@@ -36,18 +41,19 @@ FROZEN_SECONDS = 30.0  # a bundle is given up as partial well before
 
 # A part of 60 MB, so that there is a middle to be hit; every rank writes its own before the step.
 TRAIN = """
-import time
+import os
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(1280, 1280) for _ in range(9))))
+width = int(os.environ.get("WIDTH", 1280))
+model = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(9))))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for step in range(6):
     optimizer.zero_grad()
-    rows = torch.ones(2, 1280)
+    rows = torch.ones(2, width)
     if step == 3 and dist.get_rank() == 1:
         rows[0] = float("nan")
     model(rows).square().mean().backward()
@@ -236,13 +242,76 @@ def fill(run: Run) -> None:
         os.posix_fallocate(filler.fileno(), 0, max(free - run.draw.randrange(1, 40 << 20), 1))
 
 
-def check(run: Run, hurt: int | None) -> None:
+# The launchers' patience with parts that are fetched, cut short: 60 MB take eight minutes.
+HURRIED = (
+    sys.executable,
+    "-c",
+    "from sentinel.launch import watch; watch.PARTS_SECONDS = 15.0\n"
+    "from sentinel.cli.main import main; raise SystemExit(main())",
+)
+
+
+def link(run: Run) -> None:
+    """Two ranks are on another node behind 1 Mbit/s, which may break: their parts come whole, or are said to be missing."""
+    small, breaks = run.draw.random() < 0.5, run.draw.random() < 0.4
+    script, there, began = run.folder / "train.py", run.folder / "there", time.monotonic()
+    script.write_text(TRAIN)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SENTINEL_", "PET_"))} | {"OMP_NUM_THREADS": "1"}
+    env["WIDTH"] = "64" if small else "1280"  # parts of 250 kB, or of 60 MB
+    port = str(free_port())
+    common = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port]
+
+    def launch(node: int, ranks: int, run_dir: Path, *own: str) -> subprocess.Popen[bytes]:
+        words = [
+            "run",
+            *common,
+            "--node-rank",
+            str(node),
+            "--nproc-per-node",
+            str(ranks),
+            "--sentinel-run-dir",
+            str(run_dir),
+        ]
+        said = (run.folder / f"said{node}").open("wb")
+        return subprocess.Popen([*HURRIED, *words, *own, str(script)], env=env, stdout=said, stderr=said)
+
+    # torchrun wants as many ranks on each node
+    launchers = [launch(0, 2, run.run_dir)]
+    while not (run.run_dir / "join.json").exists():
+        time.sleep(0.02)
+    join = json.loads((run.run_dir / "join.json").read_text())
+    slow = SlowLink(int(join["endpoint"].rpartition(":")[2]), bits=1e6)
+    (run.folder / "slow.json").write_text(json.dumps({**join, "endpoint": f"tcp://127.0.0.1:{slow.own}"}))
+    launchers.append(launch(1, 2, there, "--sentinel-join", str(run.folder / "slow.json")))
+    far = there / "bundles" / run.bundle.name
+    while not list(far.glob("rank-*")) and launchers[1].poll() is None:
+        time.sleep(0.005)
+    run.hit = launchers[1].poll() is None
+    if breaks:
+        time.sleep(run.draw.uniform(0.0, 4.0))
+        slow.cut()
+    for launcher in launchers:
+        try:
+            code = launcher.wait(max(began + RUN_SECONDS - time.monotonic(), 1.0))
+            run.wrong += [f"training ended with {code}"] if code != 0 else []
+        except subprocess.TimeoutExpired:
+            run.wrong.append(f"still running after {RUN_SECONDS:.0f} s")
+            launcher.kill()
+    slow.close()
+    check(run, hurt=None, ranks=4, smallest=10_000 if small else 50 << 20)
+    if list(run.bundle.glob(".rank-*")):
+        run.wrong.append("pieces of a part were left behind")
+    if small and not breaks and (missing := Bundle.open(run.bundle).missing_ranks):
+        run.wrong.append(f"small parts of ranks {missing} did not come")
+
+
+def check(run: Run, hurt: int | None, *, ranks: int = RANKS, smallest: int = 50 << 20) -> None:
     """Nothing torn is taken for whole, and who is missing is said."""
     if not run.bundle.is_dir():
         run.wrong.append("there is no bundle")
         return
-    whole = {rank for rank in range(RANKS) if is_whole(run.bundle / f"rank-{rank:05d}")}
-    torn = [path.name for path in run.bundle.glob("rank-*") if not is_whole(path)]
+    whole = {rank for rank in range(ranks) if is_whole(run.bundle / f"rank-{rank:05d}", smallest)}
+    torn = [path.name for path in run.bundle.glob("rank-*") if not is_whole(path, smallest)]
     if torn:
         run.wrong.append(f"torn parts under their final names: {torn}")
     try:
@@ -254,7 +323,7 @@ def check(run: Run, hurt: int | None) -> None:
         if whole:
             run.wrong.append(f"no manifest, though parts of {sorted(whole)} are there")
         return
-    missing = set(range(RANKS)) - whole
+    missing = set(range(ranks)) - whole
     if set(manifest.missing_ranks) != missing or manifest.complete is not (not missing):
         run.wrong.append(f"missing are {sorted(missing)}, the manifest says {manifest.missing_ranks}")
     if run.hit and hurt is not None and hurt in whole and hurt in manifest.missing_ranks:
@@ -262,11 +331,11 @@ def check(run: Run, hurt: int | None) -> None:
     run.wrong += [f"does not verify: {problem}" for problem in verify(run.bundle)]
 
 
-def is_whole(part: Path) -> bool:
+def is_whole(part: Path, smallest: int) -> bool:
     """A part under its final name has its header, and its parameters unless the header says why not."""
     try:
         header = PartHeader.model_validate_json((part / "part.json").read_text())
-        return "left out" in header.reason or (part / "parameters.safetensors").stat().st_size > 50 << 20
+        return "left out" in header.reason or (part / "parameters.safetensors").stat().st_size > smallest
     except (OSError, ValueError):
         return False
 
@@ -281,6 +350,7 @@ CASES: dict[str, Callable[[Run], None]] = {
     "coordinator": coordinator,
     "full": full,
     "readonly": readonly,
+    "link": link,
 }
 
 

@@ -176,16 +176,17 @@ class Coordinator:
         """A Prometheus was told of this coordinator just now; it has not been here yet."""
         self._scrapes.expect(time.monotonic())
 
-    def let_parts_come(self, timeout: float, tell: Callable[[int, int], None]) -> bool:
+    def let_parts_come(self, timeout: float, tell: Callable[[int, int, int], None]) -> bool:
         """Wait until all parts that lie on other hosts are here, or have failed. False if ``timeout`` seconds were not enough.
 
-        ``tell(have, size)`` is called about every two seconds with the bytes that are here, and those known to be on their way.
+        ``tell(parts, have, size)`` is called about every two seconds: how many parts are still to come, and of those under way how
+        many bytes are here, of how many.
         """
         fetches, deadline, tell_at = self._actions.fetches, time.monotonic() + timeout, time.monotonic() + TELL_SECONDS
         while fetches.pending and time.monotonic() < deadline:
             if time.monotonic() >= tell_at:
                 tell_at += TELL_SECONDS
-                tell(fetches.fetcher.have, fetches.fetcher.size)
+                tell(fetches.pending, fetches.fetcher.have, fetches.fetcher.size)
             time.sleep(0.02)
         return not fetches.pending
 

@@ -260,8 +260,10 @@ def _exchange_parts(watch: Watch) -> bool:
     return not watch.relay.lending
 
 
-def _tell_parts(have: int, size: int) -> None:
-    console.say(f"fetching what other nodes' ranks dumped: {have / 1e6:.0f} of {size / 1e6:.0f} MB")
+def _tell_parts(parts: int, have: int, size: int) -> None:
+    console.say(
+        f"{parts} parts of other nodes' ranks are on their way: {have / 1e6:.1f} of {size / 1e6:.1f} MB are here"
+    )
 
 
 def _outcome(watch: Watch, drained: Drained, exit_code: int) -> summary.RunOutcome:
