@@ -74,6 +74,7 @@ class Agent:
             key=config.command_key,
             health=self.health,
             on_command=self._command,
+            alive_seconds=config.alive_seconds,
         )
         self.audit = Audit(self.ledger.overflowed, allowed=config.audit)
         self._first_forward_due = True

@@ -15,13 +15,15 @@ from collections.abc import Callable
 import zmq
 
 from sentinel.wire.codec import MAX_BATCH, FrameRefused, decode_command, encode_reports
-from sentinel.wire.messages import Command, Counted, Goodbye, Released, Report, is_critical
+from sentinel.wire.messages import Alive, Command, Counted, Goodbye, Released, Report, is_critical
 from sentinel_agent.errors import Health, one_line
 
 MAX_SAMPLES = 1024  # healthy rounds waiting for the thread; the newest win
 MAX_CRITICAL = 16384  # evidence waiting for the thread
 POLL_MILLISECONDS = 10
 COUNTED_EVERY_SECONDS = 5.0
+ALIVE_EVERY_SECONDS = 10.0
+"""A rank that has nothing to say for this long says that it is there; the coordinator misses it after twelve of them."""
 LINGER_MILLISECONDS = 500
 BATCH = min(64, MAX_BATCH)  # keeps a frame of evidence well under the wire's limit
 
@@ -37,6 +39,7 @@ class Channel:
         key: bytes,
         health: Health,
         on_command: Callable[[Command], None],
+        alive_seconds: float = ALIVE_EVERY_SECONDS,
     ) -> None:
         self._address = address
         self._attempt, self._rank, self._node = identity
@@ -45,6 +48,8 @@ class Channel:
         self._on_command = on_command
         self._samples: deque[Report] = deque(maxlen=MAX_SAMPLES)
         self._critical: deque[Report] = deque(maxlen=MAX_CRITICAL)
+        self._alive_seconds = alive_seconds
+        self._sent_at = time.monotonic()
         self._stop = threading.Event()
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sentinel-channel", daemon=True)
@@ -101,6 +106,9 @@ class Channel:
                 if time.monotonic() - counted_at > COUNTED_EVERY_SECONDS:
                     counted_at = time.monotonic()
                     self._count()
+                if time.monotonic() - self._sent_at > self._alive_seconds:
+                    self._sent_at = time.monotonic()
+                    self._samples.append(Alive(self._attempt, self._rank))
             self._count()
             self._flush(socket)
         finally:
@@ -119,6 +127,7 @@ class Channel:
                 batch = [queue.popleft() for _ in range(min(BATCH, len(queue)))]
                 try:
                     socket.send(encode_reports(batch), zmq.NOBLOCK)
+                    self._sent_at = time.monotonic()
                 except TypeError as error:  # a field of a type the wire does not know: lose this batch, not the channel
                     self._health.fault("encode", error)
                 except zmq.Again:

@@ -25,6 +25,7 @@ class AgentConfig:
     code that is compiled under the trace's dispatch mode is not compiled.
     ``guard`` is what is done about a step whose gradients every rank knows to be nonfinite: ``observe`` nothing, ``skip`` leaves it
     out (``max_skips`` in a row and ``max_skips_total`` in all, then it halts), ``halt`` ends the training.
+    ``alive_seconds`` is how long a rank says nothing before it says that it is alive.
     ``timers`` fills ``RoundClosed.check_seconds``; off in normal runs. ``check_delay`` sleeps before each check and exists for
     tests of the joins. ``dump_round`` writes this round's part whatever it holds, for tests of replay. ``fail_at`` raises inside
     the named tap and exists for tests of the latch.
@@ -52,6 +53,7 @@ class AgentConfig:
     max_skips_total: int = 100
     timers: bool = False
     goodbye_seconds: float = 1.0
+    alive_seconds: float = 10.0
     check_delay: float = 0.0
     dump_round: int = -1
     fail_at: str = ""

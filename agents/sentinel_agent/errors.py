@@ -1,6 +1,6 @@
 """How a fault of our own is kept from the training job: caught at the tap, counted by name, and after too many, the agent is off.
 
-Owns the counts of faults and drops of this process. This is one of the four places where everything is caught on purpose.
+Owns the counts of faults and drops of this process. This is one of the five kinds of place where everything is caught on purpose.
 """
 
 from __future__ import annotations

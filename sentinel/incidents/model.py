@@ -46,6 +46,7 @@ class Stage(StrEnum):
     POST_REDUCE = "post_reduce"
     NOT_REDUCED = "not_reduced"
     OPTIMIZER = "optimizer"
+    NONE = "none"  # no value is wrong: rank_silent
 
 
 class Attribution(StrEnum):

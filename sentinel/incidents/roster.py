@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sentinel.wire.messages import (
+    Alive,
     Counted,
     Disabled,
     Evidence,
@@ -21,6 +22,8 @@ from sentinel.wire.messages import (
 )
 
 SILENT_AFTER_SECONDS = 60.0
+STALL_SECONDS = 5.0
+"""Ticks come ten times a second: after a longer pause it was the coordinator that did not listen."""
 
 
 class RankCondition(StrEnum):
@@ -43,8 +46,10 @@ class RankState:
     last_seen: float = 0.0
     last_round: int = -1
     step: int = -1
+    advanced_at: float = 0.0  # when it was heard to have closed that round
     left_at_round: int | None = None  # last round it closed before it ended or was disabled
     said_goodbye: bool = False  # it is known to take no part in later rounds
+    raised: bool = False  # its goodbye said that it ended by an exception or a signal
 
 
 @dataclass(slots=True)
@@ -54,6 +59,8 @@ class Roster:
     world_size: int = 0
     attempt: int = 0
     ranks: dict[int, RankState] = field(default_factory=dict)
+    listening_since: float = 0.0  # unix seconds; what was said before may not have been heard yet
+    _ticked: float = 0.0
     _left: int = 0  # ranks that have left; counted, so that a report costs the same whatever the world size
 
     def note(self, report: Report, now: float) -> None:
@@ -76,16 +83,16 @@ class Roster:
             case Hello():
                 state.node = report.node
             case RoundClosed() if report.round >= state.last_round:
-                state.last_round, state.step = report.round, report.step
+                state.last_round, state.step, state.advanced_at = report.round, report.step, state.last_seen
             case Disabled():
                 state.state = RankCondition.DISABLED
                 self._leaves(state, state.last_round)
             case Goodbye():
-                state.said_goodbye = True
+                state.said_goodbye, state.raised = True, not report.clean
                 if state.state is not RankCondition.DISABLED:
                     state.state = RankCondition.ENDED
                 self._leaves(state, max(report.last_round, state.last_round))
-            case RoundClosed() | Evidence() | PartWritten() | Counted() | NodeEnded():
+            case RoundClosed() | Evidence() | PartWritten() | Counted() | Alive() | NodeEnded():
                 pass
         if state.state is RankCondition.SILENT:
             state.state = RankCondition.RUNNING
@@ -106,8 +113,12 @@ class Roster:
 
     def tick(self, now: float) -> None:
         """Mark running ranks that have said nothing for ``SILENT_AFTER_SECONDS``."""
+        if now - self._ticked > STALL_SECONDS:
+            self.listening_since = now
+        self._ticked = now
         for state in self.ranks.values():
-            if state.state is RankCondition.RUNNING and now - state.last_seen > SILENT_AFTER_SECONDS:
+            heard = max(state.last_seen, self.listening_since)
+            if state.state is RankCondition.RUNNING and now - heard > SILENT_AFTER_SECONDS:
                 state.state = RankCondition.SILENT
 
     def end_all(self) -> None:

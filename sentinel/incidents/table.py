@@ -217,6 +217,14 @@ TABLE: tuple[Row, ...] = (
         WHERE_SEEN,
         _W,
     ),
+    Row(
+        "rank_silent",
+        "nothing heard of a rank for two minutes, or it raised so long ago, while at least as many others are there",
+        _K.RANK_SILENT,
+        _S.NONE,
+        "those ranks",
+        _W,
+    ),
     Row("clip_before_unscale", "clipping of scaled gradients", _K.MISUSE, _S.OPTIMIZER, WHERE_SEEN, _W),
     Row("step_without_unscale", "a step on scaled gradients", _K.MISUSE, _S.OPTIMIZER, WHERE_SEEN, _W),
     Row(

@@ -33,6 +33,7 @@ from sentinel.incidents.history import History
 from sentinel.incidents.model import Incident, Verdict
 from sentinel.incidents.roster import RankState, Roster
 from sentinel.incidents.scaler import ScalerHistory
+from sentinel.incidents.silence import Silence
 from sentinel.incidents.window import RoundWindow
 from sentinel.wire.messages import (
     Counted,
@@ -52,6 +53,8 @@ HEALTHY_SECONDS = 10.0
 """A round without evidence is taken for healthy, though some rank's record is lost, after this long."""
 RELEASE_SECONDS = 0.8
 """A rank that said goodbye is let go after this long, whatever is still open."""
+LISTEN_SECONDS = 1.0
+"""How often all ranks are looked at for one that has stopped."""
 RESOLVE_ROUNDS = 20
 """An incident is resolved after this many rounds in a row without evidence."""
 MAX_WINDOWS = 256
@@ -83,6 +86,8 @@ class Tracker:
         self._histories: dict[int, History] = {}
         self._gathering = Gathering()
         self._goodbyes: dict[int, tuple[Goodbye, float]] = {}
+        self._silences: dict[int, Silence] = {}
+        self._listen_due = 0.0
         self._healthy_in_a_row = 0
         self._lessons: dict[tuple[int, int], RoundWindow] = {}
         self._taught = (-1, -1)
@@ -111,14 +116,19 @@ class Tracker:
                 self.roster.world_size = max(self.roster.world_size, world_size)
             case Tick():
                 self.roster.tick(now)
+                return self._after(event, self._listen(now), now)
             case RunEnded():
                 self.roster.end_all()
             case Acknowledged(incident_id, by, note):
                 return [*self._book.acknowledge(incident_id, by, note, now)]
             case DumpAsked(ahead):
                 return self._plan_dump(ahead, now)
+        return self._after(event, [], now)
+
+    def _after(self, event: Event, commands: list[Command], now: float) -> list[Command]:
+        """What follows from all that is known now."""
         ended = isinstance(event, RunEnded)
-        commands = self._judge_ready(now, ended) if self._may_be_ready(event, now) else []
+        commands += self._judge_ready(now, ended) if self._may_be_ready(event, now) else []
         if ended:
             commands += self._confirm_at_end(now)
         if not isinstance(event, Received):
@@ -290,6 +300,18 @@ class Tracker:
         request = self._gathering.want(incident, tuple(self.roster.expected(window.round)), now)
         saved = self._book.saved(incident, now, is_new=True)
         return [saved] if request is None else [saved, request]
+
+    def _listen(self, now: float) -> list[Command]:
+        """Has a rank stopped while the others are there? Nothing is dumped for it: no round of theirs is wrong."""
+        if now < self._listen_due:
+            return []
+        self._listen_due = now + LISTEN_SECONDS
+        attempt = self.roster.attempt
+        found = self._silences.setdefault(attempt, Silence()).look(self.roster, now)
+        if found is None:
+            return []
+        incident = self._book.open(found, RoundWindow(attempt, found.round, opened_at=now), self.world_size, now)
+        return [self._book.saved(incident, now, is_new=True)]
 
     def _confirm_at_end(self, now: float) -> list[Command]:
         """What still waited for confirmation when the run ended."""

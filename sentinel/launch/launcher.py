@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.run import run
 
+from sentinel.launch import console
 from sentinel.launch.halted import HALTED, final, was_halted
-from sentinel.launch.options import LaunchOptions
+from sentinel.launch.options import LaunchOptions, UsageError
 from sentinel.launch.signals import hold
 from sentinel.launch.watch import begin, finish
+
+T = TypeVar("T")
 
 FAILED = 1  # what Python leaves with after an exception, and so what torchrun leaves with
 
@@ -25,7 +30,7 @@ def launch(options: LaunchOptions) -> int:
 
     Errors that torchrun would show as a traceback pass through.
     """
-    watch = begin(options) if options.agent else None
+    watch = _beside(lambda: begin(options), "training goes on as plain torchrun, unwatched") if options.agent else None
     exit_code = FAILED
     try:
         if watch is None:
@@ -37,8 +42,19 @@ def launch(options: LaunchOptions) -> int:
     finally:
         if watch is not None:
             hold(options.torchrun.signals_to_handle, exit_code)
-            finish(watch, exit_code)
+            _beside(lambda: finish(watch, exit_code), "the exit code is the training's own")
     return exit_code
+
+
+def _beside(act: Callable[[], T], consequence: str) -> T | None:
+    """Result of ``act``, or None after a mistake of ours in it, which is said in one line and costs the job nothing."""
+    try:
+        return act()
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - what is beside the job must neither keep it from running nor change its end
+        console.warn(f"a fault of Sentinel's own: {type(error).__name__}: {str(error)[:200]}", consequence)
+        return None
 
 
 def _train(torchrun: argparse.Namespace) -> int:

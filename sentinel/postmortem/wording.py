@@ -34,6 +34,7 @@ STAGE_WORDS: dict[Stage, str] = {
     Stage.POST_REDUCE: "in the reduction",
     Stage.NOT_REDUCED: "in gradients that no reduction covers",
     Stage.OPTIMIZER: "in the optimizer step",
+    Stage.NONE: "nothing is wrong with a value",
 }
 
 CAUSE_WORDS: dict[Cause, str] = {
@@ -57,6 +58,10 @@ GUARD_WORDS: dict[Guarded, str] = {
 
 def verdict_sentence(incident: Incident) -> str:
     """One sentence: when, what, where in the step, on which ranks."""
+    if incident.kind is Kind.RANK_SILENT:
+        return (
+            f"At step {incident.step}, {rank_list(incident.suspect_ranks)} stopped: nothing more was heard from there."
+        )
     where = f" on {rank_list(incident.suspect_ranks)}" if incident.suspect_ranks else ""
     return f"At step {incident.step}, {KIND_WORDS[incident.kind]}{where}, {STAGE_WORDS[incident.stage]}."
 
@@ -64,6 +69,8 @@ def verdict_sentence(incident: Incident) -> str:
 def attribution_sentence(incident: Incident) -> str:
     """Whose fault it is, and whose it is not."""
     who = rank_list(incident.suspect_ranks)
+    if incident.kind is Kind.RANK_SILENT:
+        return f"The others wait for {who}, in their next collective at the latest."
     if incident.attribution is Attribution.RANK_LOCAL:
         return f"Rank-local: {who} made it{_before_reduction(incident)}."
     if incident.attribution is Attribution.MULTI_RANK:

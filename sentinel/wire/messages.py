@@ -240,6 +240,13 @@ class Counted(_Message, frozen=True, array_like=True, tag="counted", forbid_unkn
     faults: dict[str, int]
 
 
+class Alive(_Message, frozen=True, array_like=True, tag="alive", forbid_unknown_fields=True):
+    """Nothing else was sent for a while: the rank's process is there all the same."""
+
+    attempt: int
+    rank: int
+
+
 class Disabled(_Message, frozen=True, array_like=True, tag="disabled", forbid_unknown_fields=True):
     """The agent switched itself off after a fault of its own; training goes on unwatched on this rank."""
 
@@ -266,7 +273,7 @@ class NodeEnded(_Message, frozen=True, array_like=True, tag="node_ended", forbid
     exit_code: int
 
 
-Report = Hello | Evidence | RoundClosed | PartWritten | Counted | Disabled | Goodbye | NodeEnded
+Report = Hello | Evidence | RoundClosed | PartWritten | Counted | Alive | Disabled | Goodbye | NodeEnded
 
 
 class DumpRequest(_Message, frozen=True, array_like=True, tag="dump", forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from relay_client import closed, wait_until
 
 from sentinel.wire.codec import CLASS_CRITICAL, CLASS_SAMPLE, PROTOCOL, encode_command, frame_class
 from sentinel.wire.messages import (
+    Alive,
     Check,
     Command,
     Counted,
@@ -343,3 +344,16 @@ def test_a_forked_child_neither_sends_nor_disturbs(relay: Relay, rank: Rank) -> 
     assert relay.await_report(Evidence).order == 1
     relay.take(50)
     assert [r.order for r in relay.reports] == [1]  # type: ignore[union-attr]
+
+
+def test_a_rank_with_nothing_to_say_says_that_it_is_alive(relay: Relay) -> None:
+    """Whatever the training thread does, a sign of life comes when nothing else was sent for a while."""
+    health = Health(3, lambda _reason: None)
+    options = {"identity": (0, 3, 0), "key": KEY, "health": health, "alive_seconds": 0.05}
+    channel = Channel(relay.address, **options, on_command=print)
+    channel.start()
+    for _ in range(2):
+        assert relay.await_report(Alive) == Alive(0, 3)
+        relay.frames.clear()
+    channel.close()
+    assert health.drops == {}

@@ -45,7 +45,7 @@ CONTRACT = {
 VALUES = {
     Kind: "nonfinite_gradient nonfinite_loss nonfinite_parameters nonfinite_buffers bad_reduction replica_divergence "
     "step_disagreement scaler_collapse stalled_training silent_overflow misuse rank_silent",
-    Stage: "init_weights params forward pre_reduce wire_cast between_collectives post_reduce not_reduced optimizer",
+    Stage: "init_weights params forward pre_reduce wire_cast between_collectives post_reduce not_reduced optimizer none",
     Attribution: "rank_local multi_rank all_ranks reduction_induced none",
     Severity: "critical warning info",
     Cause: "data numerics optimization communication hardware framework unknown",

@@ -91,7 +91,8 @@ def test_a_relays_counts_are_no_rank() -> None:
 def test_silence_is_noticed_and_forgiven() -> None:
     """A minute without a report is silence; the next report ends it."""
     made = roster(hello(0), hello(1))
-    made.tick(SILENT_AFTER_SECONDS)
+    for second in range(int(SILENT_AFTER_SECONDS) + 1):
+        made.tick(float(second))
     assert [made.ranks[rank].state for rank in (0, 1)] == [RankCondition.RUNNING, RankCondition.RUNNING]
     made.tick(SILENT_AFTER_SECONDS + 1)
     assert [made.ranks[rank].state for rank in (0, 1)] == [RankCondition.SILENT, RankCondition.SILENT]
@@ -100,11 +101,20 @@ def test_silence_is_noticed_and_forgiven() -> None:
     assert [made.ranks[rank].state for rank in (0, 1)] == [RankCondition.RUNNING, RankCondition.SILENT]
 
 
+def test_who_did_not_listen_calls_nobody_silent() -> None:
+    """After a pause of the ticks themselves the minute begins anew."""
+    made = roster(hello(0))
+    made.tick(1.0)
+    made.tick(1e6)
+    assert made.ranks[0].state is RankCondition.RUNNING
+
+
 @pytest.mark.parametrize("last", [Goodbye(0, 0, last_round=1, clean=True), Disabled(0, 0, "faults")])
 def test_a_rank_that_left_is_never_silent(last: Report) -> None:
     """Nothing is expected of it."""
     made = roster(hello(0), last)
-    made.tick(1e6)
+    for second in range(1000):
+        made.tick(float(second))
     assert made.ranks[0].state is not RankCondition.SILENT
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.launch import injection, watch
+from sentinel.launch import injection, launcher, watch
 from sentinel.launch.embedded import CoordinatorRefused
 from sentinel.launch.options import LaunchOptions, parse
 from sentinel.launch.relay import Drained
 from sentinel.launch.rendezvous import NoRendezvous
-from sentinel.launch.watch import begin, finish
+from sentinel.launch.watch import Watch, begin, finish
 
 
 @pytest.fixture
@@ -152,3 +152,24 @@ class _rank:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
         self._context.term()
+
+
+@pytest.mark.parametrize("broken", ["begin", "finish"])
+def test_a_mistake_of_ours_changes_neither_start_nor_end(
+    options: LaunchOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Whatever fails before or after the job: the job runs, its exit code stands, and one line says what failed."""
+
+    def mistaken(options: LaunchOptions) -> Watch | None:
+        raise KeyError("planted")
+
+    def mistaken_end(watched: Watch, exit_code: int) -> None:
+        finish(watched, exit_code)
+        raise KeyError("planted")
+
+    monkeypatch.setattr(launcher, broken, {"begin": mistaken, "finish": mistaken_end}[broken])
+    monkeypatch.setattr(launcher, "_train", lambda _torchrun: 7)
+    monkeypatch.setattr(launcher, "hold", lambda *_: None)
+    assert launcher.launch(options) == 7
+    said = capsys.readouterr().err
+    assert "a fault of Sentinel's own: KeyError: 'planted'" in said

@@ -21,7 +21,7 @@ def test_verdict_names_step_and_ranks(kind: Kind) -> None:
     """The verdict's sentence names the step and the suspect ranks, for every kind."""
     sentence = verdict_sentence(story.incident(kind=kind, suspect_ranks=(1, 3), step=41))
     assert sentence.startswith("At step 41, ")
-    assert " on ranks 1 and 3, " in sentence
+    assert ("ranks 1 and 3 stopped: " if kind is Kind.RANK_SILENT else " on ranks 1 and 3, ") in sentence
 
 
 @pytest.mark.parametrize(
