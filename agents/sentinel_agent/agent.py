@@ -106,7 +106,8 @@ class Agent:
         batches.install_loader_tap(lambda: self if self.health.active else None, guarded)
         if self.config.audit:
             batches.on_forward_end(guarded("forward_end", self.audit.forward_ended, even_off=True))
-        leaving.install(self.ledger.loss_left_behind, self._leaving, self.goodbye, self.health)
+        left = self.ledger.loss_left_behind, self._leaving, self.goodbye
+        leaving.install(*left, self.health, self.ledger.value_left_behind)
         self.termination.install()
         os.register_at_fork(after_in_child=self._forked)
 

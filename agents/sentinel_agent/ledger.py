@@ -83,6 +83,14 @@ class Ledger:
         self.loss(value)
         return True
 
+    def value_left_behind(self, found: Check, where: str) -> bool:
+        """A forward that no backward followed died with NaN in what it had computed; False if that is an old story."""
+        if self.round.loss_nonfinite or self._last_loss_nonfinite or not self.round.forwards or self.round.dirty:
+            return False
+        self.round.loss_nonfinite = True
+        self.latch(Phase.OUTPUT, found, note=where)
+        return True
+
     def forward_begins(self) -> None:
         """Called before an outermost forward: what is reduced from here on is not of the gradients that are there."""
         self.round.between = False

@@ -190,6 +190,10 @@ def loss_only(view: View) -> Outcome | None:
     if not seen or _confirmed_gradients(view):
         return None
     where = "no backward followed" if _no_backward(view) else "every gradient stayed finite"
+    left = next((e for e in seen if e.phase is Phase.OUTPUT), None)
+    reason = f"the loss was nonfinite on {rank_list(_ranks(seen))}, {where}"
+    if left is not None:
+        reason = f"the forward of {rank_list(_ranks(seen))} had computed NaN when it raised, before there was a loss ({left.note})"
     return _verdict(
         view,
         "loss_only",
@@ -197,7 +201,7 @@ def loss_only(view: View) -> Outcome | None:
         Stage.FORWARD,
         seen,
         Cause.DATA if len(_ranks(seen)) < len(view.world) else _shared_cause(view),
-        f"the loss was nonfinite on {rank_list(_ranks(seen))}, {where}",
+        reason,
         severity=Severity.WARNING,
     )
 

@@ -34,6 +34,8 @@ def unequal_results(window: RoundWindow, history: History) -> Iterator[Finding]:
         identities = {rank: (s.identity, s.collectives) for rank, s in syncs.items()}
         results = {rank: s.fingerprint for rank, s in syncs.items()}
         foreign = tuple(sorted(rank for rank, s in syncs.items() if s.foreign))
+        if window.broken_off and len({s.collectives for s in syncs.values()}) > 1:
+            continue  # some came further than others
         if len(set(identities.values())) > 1 and foreign and len(foreign) < len(syncs):
             history.bad_groups.add(group)
             yield _foreign(window, group, foreign, tuple(syncs))
@@ -46,6 +48,8 @@ def unequal_results(window: RoundWindow, history: History) -> Iterator[Finding]:
                 tuple(syncs),
                 f"collectives of group {group} covered different parameters on different ranks",
             )
+        elif window.broken_off:
+            continue  # what did not return was not looked at
         elif len(set(results.values())) > 1 or _norms_differ(syncs.values()):
             history.bad_groups.add(group)
             yield _bad_reduction(
@@ -121,8 +125,8 @@ def stale(window: RoundWindow, _history: History) -> Iterator[Finding]:
     ranks = tuple(
         sorted(r for r, c in window.closed.items() if c.backwards == 0 and c.sync and (c.gradient_absmax or 0.0) > 0.0)
     )
-    if not ranks or len(ranks) == len(window.closed):
-        return
+    if not ranks or len(ranks) == len(window.closed) or window.broken_off:
+        return  # a backward that a failing collective ends does not come to its end
     yield finding(
         window,
         "stale_gradient",

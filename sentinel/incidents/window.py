@@ -100,6 +100,12 @@ class RoundWindow:
         return closed is not None and len(self._of_rank.get(rank, ())) >= closed.evidence
 
     @property
+    def broken_off(self) -> bool:
+        """True if a rank ended in the middle of the round: its collectives, and the others', are not all there."""
+        most = max((c.backwards for c in self.closed.values()), default=0)
+        return any(c.closed_by is ClosedBy.EXIT and c.backwards < max(most, 1) for c in self.closed.values())
+
+    @property
     def guarded(self) -> Guarded:
         """What the guard did about this round's step: the same on every rank that stepped."""
         did = {one.guarded for one in self.closed.values()} - {Guarded.NO}

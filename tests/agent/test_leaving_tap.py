@@ -15,7 +15,7 @@ from torch import nn
 from watched import Watched, injected, run_python
 
 from sentinel.wire import names
-from sentinel.wire.messages import ClosedBy, Evidence, Goodbye, Phase, Report, RoundClosed
+from sentinel.wire.messages import Check, ClosedBy, Evidence, Goodbye, Phase, Report, RoundClosed
 from sentinel_agent import patching
 from sentinel_agent.errors import Health
 from sentinel_agent.taps import leaving
@@ -30,6 +30,12 @@ class Heard:
         self.health = Health(0, lambda _reason: None)
         self.losses: list[float] = []
         self.notes: list[str] = []
+        self.values: list[tuple[int, str]] = []
+
+    def value(self, found: Check, where: str) -> bool:
+        """A tensor with NaN was left behind."""
+        self.values.append((found.nan, where))
+        return True
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
     monkeypatch.setattr("atexit.register", lambda function: function)
     monkeypatch.setattr(sys, "excepthook", lambda *_: None)
     heard = Heard()
-    leaving.install(heard.losses.append, heard.notes.append, lambda: None, heard.health)
+    leaving.install(heard.losses.append, heard.notes.append, lambda: None, heard.health, heard.value)
     yield heard
     patching.restore()
 
@@ -149,6 +155,47 @@ def test_sys_exit_tells_of_a_loss_in_its_callers(heard: Heard) -> None:
     with pytest.raises(SystemExit):
         train()
     assert [str(loss) for loss in heard.losses] == ["nan"]
+
+
+COMPUTED = torch.ones(3, requires_grad=True) * torch.tensor([1.0, NAN, NAN])
+
+
+def test_without_a_loss_what_the_forward_had_computed_is_told(heard: Heard) -> None:
+    """A loss function that refuses NaN raises before there is a loss: the tensor it was given is in the frames, and where."""
+    _uncaught(_die, RuntimeError("all elements of input should be between 0 and 1"), local=COMPUTED)
+    ((nan, where),) = heard.values
+    assert nan == 2
+    assert where.startswith("local in _die, test_leaving_tap.py:")
+    assert heard.losses == []
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        torch.full((3,), NAN),
+        torch.ones(3, requires_grad=True) * float("inf"),
+        torch.ones(3, requires_grad=True) * 2,
+        torch.full((3,), NAN, requires_grad=True),
+        _loss(NAN),
+    ],
+    ids=["no history", "a mask of infinities", "finite", "a parameter", "a loss, which is told itself"],
+)
+def test_other_tensors_in_the_frames_are_not_told(heard: Heard, local: torch.Tensor) -> None:
+    """Batches and masks may hold what they like; a loss says more than what led to it."""
+    _uncaught(_die, RuntimeError("something else"), local=local)
+    assert heard.values == []
+
+
+def test_a_script_that_leaves_in_order_is_not_searched(heard: Heard) -> None:
+    """``sys.exit(0)`` with an odd tensor somewhere is a healthy end."""
+
+    def train() -> None:
+        odd = COMPUTED  # noqa: F841 - found in the frame, if anybody looked
+        sys.exit(0)
+
+    with pytest.raises(SystemExit):
+        train()
+    assert heard.values == []
 
 
 def test_looking_for_a_loss_keeps_nothing(heard: Heard) -> None:

@@ -13,6 +13,7 @@ EXPECTED = {
     "sys_exit": (1, LOSS),
     "system_exit": (1, LOSS),
     "runtime_error": (1, LOSS),
+    "loss_refuses": (1, LOSS),
     "break_out": (0, LOSS),
     "error_in_clipping": (1, GRADIENT),
     "killed_by_sigterm": (1, GRADIENT),

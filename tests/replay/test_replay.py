@@ -195,6 +195,16 @@ def test_a_loop_that_needs_its_gradients_is_run_with_them(record: Record) -> Non
     assert any("without gradients did not get there" in note for note in found["notes"])
 
 
+def test_a_loss_that_refuses_its_input_is_replayed_to_the_cause(record: Record) -> None:
+    """A step that came to no loss, since the loss function itself raised: first bad op and sample are found all the same."""
+    found = record("refusing.py").replay("--precision", "same,fp32")
+    assert (found["reproduced"], found["rank"], found["step"]) == (True, 1, 2)
+    assert found["first_bad_op"]["op"].startswith("aten.div")
+    assert "x.std(1, keepdim=True)" in found["first_bad_op"]["code"]
+    assert (found["samples"], found["cause"]) == ([4], "data")
+    assert "what was left of the forward (probability in <module>" in found["trials"][0]["sink"]
+
+
 def test_a_loop_that_misses_its_peers_is_entered_at_once(record: Record) -> None:
     """A script that fails alone before the recorded round is replayed from its first forward, with the recorded inputs."""
     found = record("penalty.py", "world").replay("--precision", "same", "--no-samples")

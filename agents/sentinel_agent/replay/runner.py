@@ -115,6 +115,7 @@ class Runner:
         if self._trial.anomaly and self._session.live:
             anomaly = "; ".join([said, *self._forward_lines])
             self._leave(TrialOutcome(status="replayed", nonfinite=True, sink="anomaly", anomaly=anomaly))
+        self._session.raised(error)
         if self._session.live and self._session.sinks.nonfinite:
             self._session.stop(f"the script raised {said}")
         self._leave(TrialOutcome(status="script_raised", reason=said, precision=self._trial.precision))

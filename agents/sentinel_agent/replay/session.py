@@ -229,6 +229,12 @@ class Session:
         with self.tracer.pause():
             self.sinks.wire(call, parts, index)
 
+    def raised(self, error: BaseException) -> None:
+        """The script raised; if nothing was nonfinite until then, what it leaves behind may be."""
+        if self.live and not self.sinks.nonfinite:
+            with self.tracer.pause():
+                self.sinks.left_by(error)
+
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def stop(self, why: str) -> NoReturn:

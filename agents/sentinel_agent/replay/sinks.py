@@ -20,6 +20,7 @@ from sentinel_agent.replay.taint import Causes, strongest
 from sentinel_agent.replay.tracer import Tracer
 from sentinel_agent.replay.world import Contributions
 from sentinel_agent.roles import storage_of
+from sentinel_agent.taps.leaving import frames_of, nan_left
 from sentinel_agent.taps.wire import Call
 
 MAX_KEPT: Final = 16  # states of one gradient that are compared with the recorded one
@@ -90,6 +91,11 @@ class Sinks:
                 self.loss_value = float(local(root.detach()))
             if isinstance(root, Tensor):
                 self._look("loss", root)
+
+    def left_by(self, error: BaseException) -> None:
+        """What an exception left behind of a step that came to no loss: the loss function itself may refuse NaN."""
+        for tensor, _, where in nan_left(list(frames_of(error.__traceback__))):
+            self._look(f"what was left of the forward ({where})", tensor)
 
     def sharded_gradient(self, name: str, gradient: Tensor) -> None:
         """An unsharded gradient that FSDP is about to reduce."""

@@ -1,33 +1,47 @@
 """Tap on the ways a process ends: an exception nobody caught, ``sys.exit``, and the interpreter's own exit.
 
 Owns the hooks. A script that looks at its loss and leaves, or dies in clipping, has its open round closed, and a nonfinite loss
-that never reached a backward is found in the frames being left.
+that never reached a backward is found in the frames being left. Where there is none, because the loss function itself refused what
+it was given, NaN in a tensor with a history is what is told of that forward.
 """
 
 from __future__ import annotations
 
 import atexit
 import builtins
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 
+from sentinel.wire.messages import Check
+from sentinel_agent.check import EMPTY, check_one, local_part
 from sentinel_agent.errors import Health, one_line
 from sentinel_agent.patching import wrap
 
 MAX_FRAMES = 32
+MAX_TENSORS = 256  # looked at in the frames of an exception
+MAX_ELEMENTS = 1 << 24  # of each
 _at_exit: list[Callable[[], object]] = []
 
 
 def install(
-    on_loss: Callable[[float], object], on_leaving: Callable[[str], None], on_exit: Callable[[], None], health: Health
+    on_loss: Callable[[float], object],
+    on_leaving: Callable[[str], None],
+    on_exit: Callable[[], None],
+    health: Health,
+    on_value: Callable[[Check, str], object] = lambda _found, _where: None,
 ) -> None:
-    """Call ``on_loss(value)`` for a nonfinite loss in the frames left, ``on_leaving(note)`` early, ``on_exit()`` at the end."""
-    look = health.guarded("leaving", lambda frames, note: _look(frames(), note(), on_loss, on_leaving))
+    """Call ``on_loss(value)`` for a nonfinite loss in the frames left, ``on_leaving(note)`` early, ``on_exit()`` at the end.
+
+    ``on_value(found, where)`` is called where an exception leaves no such loss, but another tensor with NaN and a history.
+    """
+    look = health.guarded("leaving", lambda frames, note: _look(frames(), note(), on_loss, on_leaving, on_value))
     wrap(sys, "excepthook", lambda original: _excepthook(original, look))
     wrap(sys, "exit", lambda original: _exit(original, "sys.exit", look))
     wrap(builtins, "exit", lambda original: _exit(original, "exit", look))
@@ -46,7 +60,7 @@ def uninstall() -> None:
 
 def _excepthook(original: Callable[..., Any], look: Callable[..., Any]) -> Callable[..., Any]:
     def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> Any:
-        look(lambda: list(_frames_of(traceback)), lambda: one_line(error))
+        look(lambda: list(frames_of(traceback)), lambda: one_line(error))
         return original(kind, error, traceback)
 
     return excepthook
@@ -66,7 +80,8 @@ def _is_success(args: tuple[Any, ...]) -> bool:
     return not args or args[0] is None or args[0] == 0
 
 
-def _frames_of(traceback: TracebackType | None) -> Iterator[FrameType]:
+def frames_of(traceback: TracebackType | None) -> Iterator[FrameType]:
+    """Frames of an uncaught exception, outermost first."""
     while traceback is not None:
         yield traceback.tb_frame
         traceback = traceback.tb_next
@@ -81,10 +96,17 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _look(
-    frames: list[FrameType], note: str, on_loss: Callable[[float], object], on_leaving: Callable[[str], None]
+    frames: list[FrameType],
+    note: str,
+    on_loss: Callable[[float], object],
+    on_leaving: Callable[[str], None],
+    on_value: Callable[[Check, str], object],
 ) -> None:
     value = next((v for frame in frames for v in _nonfinite_losses(frame)), None)
     told = value is not None and on_loss(value)
+    if value is None and note:
+        found = next(nan_left(frames), None)
+        told = found is not None and on_value(found[1], found[2])
     if note or told:
         on_leaving(note or "the script ended with a nonfinite loss")
 
@@ -100,6 +122,21 @@ def _look_at_script(on_loss: Callable[[float], object], on_leaving: Callable[[st
 def _nonfinite_losses(frame: FrameType) -> Iterator[float]:
     """Values of one-element tensors that a backward could be called on (they have a history) and that are nonfinite."""
     return _nonfinite_values(list(frame.f_locals.values()))
+
+
+def nan_left(frames: list[FrameType]) -> Iterator[tuple[torch.Tensor, Check, str]]:
+    """Tensors of several elements that were computed from parameters and hold NaN, and where. Infinities may be masks."""
+    held = ((frame, name, one) for frame in frames for name, one in list(frame.f_locals.items()))
+    tensors = ((f, n, t) for f, n, t in held if type(t) is torch.Tensor and t.grad_fn is not None and t.numel() > 1)
+    for frame, name, tensor in itertools.islice(tensors, MAX_TENSORS):
+        part = local_part(tensor) if tensor.numel() <= MAX_ELEMENTS else None
+        found = check_one(part) if part is not None else EMPTY
+        if found.nan:
+            yield (
+                tensor,
+                found,
+                f"{name} in {frame.f_code.co_name}, {Path(frame.f_code.co_filename).name}:{frame.f_lineno}",
+            )
 
 
 def _nonfinite_values(values: list[object]) -> Iterator[float]:

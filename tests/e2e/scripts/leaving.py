@@ -64,6 +64,17 @@ def runtime_error() -> None:
         _finish_step(loss)
 
 
+def loss_refuses() -> None:
+    """BCELoss itself raises on probabilities that are NaN; the other rank dies of the reduction that never comes."""
+    _ready()
+    for step in range(STEPS):
+        inputs, labels = lab.batch(step)
+        if step == FAULT and lab.rank() == GUILTY:
+            inputs[2] = float("nan")
+        probabilities = torch.sigmoid(model(inputs)[:, 0])
+        _finish_step(nn.functional.binary_cross_entropy(probabilities, (labels > 1).float()))
+
+
 def break_out() -> None:
     """The loop is left on a nonfinite loss (agreed by all ranks), and the script ends in order."""
     _ready()

@@ -16,7 +16,7 @@ from sentinel.incidents.history import History
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage, State
 from sentinel.incidents.replicas import CONFIRM_ROUNDS
 from sentinel.incidents.tracker import RESOLVE_ROUNDS
-from sentinel.wire.messages import UNREDUCED, Weights
+from sentinel.wire.messages import UNREDUCED, ClosedBy, Weights
 
 AUDIT: dict[str, Any] = {
     "audited": 0,
@@ -172,6 +172,24 @@ def test_a_contribution_of_no_backward_is_that_ranks_fault() -> None:
         Stage.PRE_REDUCE,
     )
     assert (one.verdict.suspect_ranks, one.verdict.attribution) == ((1,), Attribution.RANK_LOCAL)
+
+
+def test_a_round_that_breaks_off_is_compared_no_further() -> None:
+    """A rank that dies makes the others' collectives fail: theirs did not come to an end either, and nobody gave anything stale."""
+    died = {"backwards": 0, "closed_by": ClosedBy.EXIT}
+    for before_its_backward in (False, True):
+        told = synced(3, {1: {"fingerprint": 99}, 2: {"fingerprint": 99, "collectives": 1, "identity": 5}})
+        for rank in range(3):
+            told.record(rank, **died)
+        assert found(told.record(0, sync=()) if before_its_backward else told) == []
+
+
+def test_collectives_that_do_not_match_are_told_though_the_job_dies_of_it() -> None:
+    """As many on each rank, and not the same ones: that is what it died of."""
+    died = {"backwards": 0, "closed_by": ClosedBy.EXIT}
+    told = synced(3, {2: {"identity": 5}})
+    one = only(found(told.record(0, **died).record(1, **died).record(2, **died)))
+    assert (one.verdict.rule, one.verdict.suspect_ranks) == ("mismatched_collectives", (2,))
 
 
 @pytest.mark.parametrize("largest", [0.0, None])
