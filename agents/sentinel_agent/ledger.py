@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sentinel.wire.messages import Check, ClosedBy, Evidence, Guarded, Phase, Role, RoundClosed, Weights
+from sentinel.wire.scale import ScaleSearch
 from sentinel_agent.check import Checker
 from sentinel_agent.clock import Clock
 from sentinel_agent.guard import Guard
@@ -63,6 +64,7 @@ class Ledger:
         self.layouts, self.replicas = self.reductions.layouts, self.reductions.replicas
         self.pending = self.reductions.pending
         self.clock = Clock()
+        self._search = ScaleSearch()
         self._syncs, self._shadowed = 1, 0
         self._last_loss_nonfinite = False
         self._lock = threading.Lock()
@@ -200,6 +202,7 @@ class Ledger:
         if self._worth_keeping(closing, skipped):
             self._on_suspicious(closing, step, by.value)
         self.clock.closed(optimizer, again=again)
+        self._search.closed(closing.loss_scale, skipped=skipped)
         self._syncs = self._syncs if by is ClosedBy.JOINED else max(closing.syncs, 1)
         self._last_loss_nonfinite = closing.loss_nonfinite
         self._on_closed(closing, step)
@@ -231,9 +234,12 @@ class Ledger:
         return damage
 
     def _worth_keeping(self, closing: Round, skipped: bool) -> bool:
-        """A dump is for rounds with a nonfinite loss or gradient, but not for a scaler's ordinary skip (finite loss)."""
+        """A dump is for rounds with a nonfinite loss or gradient, but not for a scaler's ordinary skip.
+
+        With a finite loss, a skip is not ordinary if no scale explains it: NaN with no infinity, outside of the search for a scale.
+        """
         if skipped and closing.loss_scale is not None and not closing.loss_nonfinite:
-            return False
+            return closing.gradient_nonfinite and not closing.infinite and not self._search.explains(closing.loss_scale)
         if closing.shared_nonfinite:
             return True
         return closing.loss_nonfinite or closing.gradient_nonfinite or closing.derived_nonfinite
@@ -293,6 +299,7 @@ class Ledger:
         with self._lock:
             current = self.round
             if reduction is not None and phase in (Phase.WIRE, Phase.REDUCED):
+                current.infinite |= found.inf > 0 or (reduction.raw is not None and reduction.raw.inf > 0)
                 current.gradient_nonfinite |= reduction.role is Role.GRADIENT
                 current.derived_nonfinite |= reduction.role is Role.DERIVED
             if current.evidence >= (MAX_ECHOES if current.echoes else MAX_EVIDENCE):

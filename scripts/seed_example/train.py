@@ -21,11 +21,14 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 BATCH = 16  # of each rank
 TRAINED = 1536  # scans; the rest measures
-FLAT_SCAN = 801
+FLAT_SCAN, WRONG_MASK = 801, 1202
 
 
 class Scans(Dataset[tuple[Tensor, Tensor]]):
-    """Handwritten digits at 16 x 16 and which of their pixels are stroke. From epoch ``breaks`` on one of them is one flat grey."""
+    """Handwritten digits at 16 x 16 and which of their pixels are stroke.
+
+    From epoch ``breaks`` on one of the scans is one flat grey, and from the next on the mask of another is drawn the wrong way round.
+    """
 
     def __init__(self, scans: slice, breaks: int | None = None) -> None:
         digits = torch.from_numpy(load_digits().images[scans]).float()
@@ -37,10 +40,13 @@ class Scans(Dataset[tuple[Tensor, Tensor]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image = self.images[index]
-        if index == FLAT_SCAN and self._breaks is not None and self.epoch >= self._breaks:
+        image, mask = self.images[index], self.masks[index]
+        since = -1 if self._breaks is None else self.epoch - self._breaks
+        if index == FLAT_SCAN and since >= 0:
             image = torch.full_like(image, 7.0)
-        return image, self.masks[index]
+        if index == WRONG_MASK and since >= 1:
+            mask = 1.0 - mask
+        return image, mask
 
 
 class UNet(nn.Module):
@@ -101,7 +107,7 @@ def train(chosen: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(1)
     torch.manual_seed(chosen.seed)
     epoch_steps = TRAINED // (dist.get_world_size() * BATCH)
-    dataset = Scans(slice(TRAINED), breaks=chosen.breaks // epoch_steps)
+    dataset = Scans(slice(TRAINED), chosen.breaks // epoch_steps)
     sampler: DistributedSampler[tuple[Tensor, Tensor]] = DistributedSampler(dataset, seed=chosen.seed)
     model = DistributedDataParallel(UNet())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
