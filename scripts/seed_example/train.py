@@ -27,7 +27,7 @@ FLAT_SCAN, WRONG_MASK = 801, 1202
 class Scans(Dataset[tuple[Tensor, Tensor]]):
     """Handwritten digits at 16 x 16 and which of their pixels are stroke.
 
-    From epoch ``breaks`` on one of the scans is one flat grey, and from the next on the mask of another is drawn the wrong way round.
+    From epoch ``breaks`` on one of the scans is one flat grey, and from the next on another one's mask is the wrong way round.
     """
 
     def __init__(self, scans: slice, breaks: int | None = None) -> None:

@@ -3,8 +3,8 @@
 Owns the rules of DESIGN.md section 3 for one round. Pure: a view of the round in, a verdict (or a named reason for none) out.
 Incidents, echoes and deadlines are ``tracker.py``'s.
 
-Finite failures (9-11, 14-16) are ``comparisons.py``'s, wrong use (18) ``habits.py``'s. Still to come: the audit (17) and silent
-ranks (19).
+Finite failures (9-11, 14-16) are ``comparisons.py``'s, wrong use and the audit (17, 18) ``habits.py``'s, silent ranks (19)
+``silence.py``'s.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sentinel.incidents import blame
-from sentinel.incidents.describe import findings, parameters_of, plural, rank_list
+from sentinel.incidents.describe import findings, loss_words, parameters_of, plural, rank_list
 from sentinel.incidents.finding import attribution_of
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage, Verdict
 from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS, ScalerHistory
@@ -190,10 +190,6 @@ def loss_only(view: View) -> Outcome | None:
     if not seen or _confirmed_gradients(view):
         return None
     where = "no backward followed" if _no_backward(view) else "every gradient stayed finite"
-    left = next((e for e in seen if e.phase is Phase.OUTPUT), None)
-    reason = f"the loss was nonfinite on {rank_list(_ranks(seen))}, {where}"
-    if left is not None:
-        reason = f"the forward of {rank_list(_ranks(seen))} had computed NaN when it raised, before there was a loss ({left.note})"
     return _verdict(
         view,
         "loss_only",
@@ -201,7 +197,7 @@ def loss_only(view: View) -> Outcome | None:
         Stage.FORWARD,
         seen,
         Cause.DATA if len(_ranks(seen)) < len(view.world) else _shared_cause(view),
-        reason,
+        loss_words(seen, _ranks(seen), where),
         severity=Severity.WARNING,
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from sentinel.incidents.model import RankFinding
 from sentinel.incidents.window import RoundWindow
-from sentinel.wire.messages import Evidence
+from sentinel.wire.messages import Evidence, Phase
 
 MAX_PARAMETERS = 32
 MAX_FINDINGS = 32
@@ -30,6 +30,14 @@ def rank_list(ranks: Sequence[int]) -> str:
     if len(ranks) <= MAX_NAMED_RANKS:
         return f"ranks {', '.join(str(r) for r in ranks[:-1])} and {ranks[-1]}"
     return f"ranks {', '.join(str(r) for r in ranks[:3])} … ({len(ranks)} ranks)"
+
+
+def loss_words(seen: Sequence[Evidence], ranks: Sequence[int], where: str) -> str:
+    """What the evidence of a nonfinite loss says; a forward that raised before it came to a loss left other things behind."""
+    left = next((e for e in seen if e.phase is Phase.OUTPUT), None)
+    if left is None:
+        return f"the loss was nonfinite on {rank_list(ranks)}, {where}"
+    return f"the forward of {rank_list(ranks)} had computed NaN when it raised, before there was a loss ({left.note})"
 
 
 def parameters_of(seen: Sequence[Evidence]) -> tuple[str, ...]:

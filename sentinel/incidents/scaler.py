@@ -1,6 +1,6 @@
 """Is a skip of the GradScaler ordinary? History of loss scales and skips of one attempt.
 
-Owns rule 1's memory. Skips that the search for a scale explains are healthy (``wire/scale.py``); the others are not explained by it.
+Owns rule 1's memory. Skips that the search for a scale explains (``wire/scale.py``) are healthy; the others need another reason.
 """
 
 from __future__ import annotations
