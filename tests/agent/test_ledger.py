@@ -352,6 +352,33 @@ def test_a_scaler_s_ordinary_skip_is_not_dumped(watched: Watched) -> None:
     assert not list(watched.agent.config.run_dir.glob("bundles/*"))
 
 
+@pytest.mark.parametrize(
+    ("made", "late", "kept"),
+    [(float("nan"), True, True), (float("inf"), True, False), (float("nan"), False, False)],
+    ids=["NaN", "overflow", "NaN in search of a scale"],
+)
+def test_a_skip_that_no_scale_explains_is_dumped(watched: Watched, made: float, late: bool, kept: bool) -> None:
+    """NaN with no infinity, at a scale that has stepped before: the step's batch is what tells why. Others are a scaler's own."""
+    model = DistributedDataParallel(_net())
+    watched.agent.root_made(model)
+    optimizer = _sgd(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    bad = 2 if late else 0
+    for i in range(3):
+        optimizer.zero_grad()
+        loss = _loss(model)
+        if i == bad:
+            next(iter(model.parameters())).register_hook(lambda gradient: gradient + made)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if i == bad:
+            break
+    assert watched.rounds[-1].closed_by is ClosedBy.SCALER_SKIP
+    assert watched.evidence(Phase.WIRE)
+    assert bool(list(watched.agent.config.run_dir.glob("bundles/*"))) is kept
+
+
 def test_a_disabled_scaler_is_not_there(watched: Watched, model: nn.Module) -> None:
     """With ``enabled=False`` the optimizer's own hook tells of the step, and there is no scale."""
     optimizer = _sgd(model.parameters())
