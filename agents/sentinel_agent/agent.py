@@ -58,6 +58,7 @@ class Agent:
             self.naming,
             self.send,
             scaler_state=lambda: self.scaler.state(),
+            replicated=lambda: self.ledger.replicas.everywhere(),
             held=self.termination.held,
         )
         self.agreement = Agreement(rank, world_size, config.attempt)
@@ -127,7 +128,8 @@ class Agent:
             batches.watch_root(module)
             self.ledger.layouts.learn(self.naming.parameters())
             if isinstance(module, nn.parallel.DistributedDataParallel):
-                self.ledger.replicas.replicate(module.process_group.group_name, self._replicated(module))
+                group = module.process_group
+                self.ledger.replicas.replicate(group.group_name, group.size(), self._replicated(module))
 
     def _replicated(self, wrapper: nn.parallel.DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:
         """What a DDP keeps equal over its group: trained parameters, less those it was told to ignore."""

@@ -33,6 +33,7 @@ from sentinel.wire.names import BUNDLES, bundle_id, rank_directory
 from sentinel_agent.batchdump import BatchDump
 from sentinel_agent.beside import beside
 from sentinel_agent.contents import local
+from sentinel_agent.copies import described
 from sentinel_agent.environment import environment
 from sentinel_agent.optimizerdump import OptimizerDump
 from sentinel_agent.redaction import Redaction
@@ -57,7 +58,7 @@ class PartRequest:
     ``entries`` come from ``Window.entries``; ``redaction`` is asked what of them may be written. ``start_buffers`` are buffers as
     they were when the round began, which is what is written for those that have one; statistics are of ``named_buffers``.
     ``raw_gradients`` names those of ``nonfinite_gradients`` that were cloned before any reduction; statistics are also taken of
-    every gradient that ``named_parameters`` still have.
+    every gradient that ``named_parameters`` still have. ``left_to_others`` names parameters whose contents other ranks write.
     """
 
     run_dir: Path
@@ -82,6 +83,7 @@ class PartRequest:
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     scaler: dict[str, float] | None = None
     byte_cap: int = 10 << 30
+    left_to_others: frozenset[str] = frozenset()
     redaction: Redaction = field(default_factory=Redaction)
 
 
@@ -145,9 +147,9 @@ def _fill(tmp: Path, request: PartRequest) -> None:
         if batches.tensors:
             write_tensors(tmp / BATCHES_FILE, batches.tensors)
         notes += _write_gradients(tmp, request.nonfinite_gradients, budget)
-        notes += _write_state(tmp, [*request.named_parameters, *_buffers(request)], budget)
+        notes += _write_state(tmp, _own_state(request), budget)
     names = {id(parameter): name for name, parameter in request.named_parameters}
-    optimizers = OptimizerDump(request.optimizers if request.level == "full" else (), names)
+    optimizers = OptimizerDump(request.optimizers if request.level == "full" else (), names, request.left_to_others)
     notes += _write_optimizers(tmp, optimizers.tensors, budget)
     header = _header(request, batches, notes, optimizers, statistics())
     with new_file(tmp / PART_FILE) as out:
@@ -197,6 +199,7 @@ def _header(
         raw_gradients=request.raw_gradients,
         optimizers=tuple(optimizers.described),
         scaler=request.scaler,
+        copies=described(request.world_size, _left_out(request)) if request.level != "stats" else None,
         shards={name: shard for name, tensor in _named(request) if (shard := shard_of(tensor)) is not None},
     )
 
@@ -205,6 +208,16 @@ def _named(request: PartRequest) -> NamedTensors:
     """Parameters and buffers under the names they are written with."""
     names = Names()
     return [(names.take(name), tensor) for name, tensor in [*request.named_parameters, *_buffers(request)]]
+
+
+def _own_state(request: PartRequest) -> NamedTensors:
+    """Parameters and buffers, less those that other ranks write."""
+    kept = [(name, p) for name, p in request.named_parameters if name not in request.left_to_others]
+    return [*kept, *_buffers(request)]
+
+
+def _left_out(request: PartRequest) -> NamedTensors:
+    return [(name, p) for name, p in request.named_parameters if name in request.left_to_others]
 
 
 def _write_rng(tmp: Path, entries: tuple[Entry, ...]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import torch
 from sentinel.wire.messages import DumpRequest, PartWritten
 from sentinel_agent.check import is_nonfinite
 from sentinel_agent.config import AgentConfig
+from sentinel_agent.copies import left_to_others
 from sentinel_agent.dump import PartRequest, write_part
 from sentinel_agent.identity import Identity
 from sentinel_agent.naming import Naming
@@ -39,6 +40,7 @@ class Evidencing:
         naming: Naming,
         send: Callable[[Any], None],
         scaler_state: Callable[[], dict[str, float] | None] = lambda: None,
+        replicated: Callable[[], Iterable[str]] = tuple,
         held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._held = held
@@ -50,6 +52,7 @@ class Evidencing:
         self._buffers = StartBuffers(naming)
         self._send = send
         self._scaler_state = scaler_state
+        self._replicated = replicated
         self._written: set[int] = set()
         self._planned: set[int] = set()  # rounds to come
         self._closed: dict[int, tuple[Round, int]] = {}
@@ -142,6 +145,9 @@ class Evidencing:
                 scaler=None if after else self._scaler_state(),
                 byte_cap=self._config.part_bytes,
                 redaction=self._redaction,
+                left_to_others=left_to_others(
+                    self._me.rank, self._me.world_size, suspect=closing.suspect, replicated=self._replicated()
+                ),
             )
         )
         self._send(

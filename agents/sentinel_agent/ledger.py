@@ -298,6 +298,7 @@ class Ledger:
         """Send evidence at once and remember that this round has some. Safe from gloo's threads."""
         with self._lock:
             current = self.round
+            current.suspect |= phase not in (Phase.REDUCED, Phase.APPLIED, Phase.CLIP, Phase.EXIT)
             if reduction is not None and phase in (Phase.WIRE, Phase.REDUCED):
                 current.infinite |= found.inf > 0 or (reduction.raw is not None and reduction.raw.inf > 0)
                 current.gradient_nonfinite |= reduction.role is Role.GRADIENT

@@ -18,9 +18,18 @@ Scalar = bool | int | float | str | None
 
 
 class OptimizerDump:
-    """State of ``optimizers``, whose parameters are called as ``names`` (by id) say; ``tensors`` is what goes into the file."""
+    """State of ``optimizers``, whose parameters are called as ``names`` (by id) say; ``tensors`` is what goes into the file.
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], names: Mapping[int, str]) -> None:
+    State of parameters in ``left_to_others`` is left out: their writers' parts have it.
+    """
+
+    def __init__(
+        self,
+        optimizers: Iterable[torch.optim.Optimizer],
+        names: Mapping[int, str],
+        left_to_others: frozenset[str] = frozenset(),
+    ) -> None:
+        self._left_to_others = left_to_others
         self.tensors: list[tuple[str, Tensor]] = []
         self.described: list[OptimizerState] = []
         for index, optimizer in enumerate(optimizers):
@@ -32,6 +41,8 @@ class OptimizerDump:
         for parameter, state in optimizer.state.items():
             name = names.get(id(parameter), "?") if isinstance(parameter, Tensor) else str(parameter)
             for key, value in state.items() if isinstance(state, Mapping) else [("", state)]:
+                if isinstance(value, Tensor) and name in self._left_to_others:
+                    continue
                 if isinstance(value, Tensor):
                     self.tensors.append((f"o{index}.{name}.{key}", local(value).detach()))
                 elif isinstance(value, Scalar):

@@ -143,7 +143,8 @@ class Reductions:
         chained = not roles.in_backward() and self._ledger.round.backward_elsewhere()
         self.replicas.issued(reduction, names, foreign=foreign, in_hook=comm_hook.running() or chained)
         if names and reduction.op.startswith("allreduce") and who is roles.Caller.USER:
-            self.replicas.replicate(reduction.group, self.layouts.owners_of(parts))
+            size = len(reduction.ranks) or self.replicas.world_size
+            self.replicas.replicate(reduction.group, size, self.layouts.owners_of(parts))
 
     def _note_gradient(self, reduction: Reduction) -> None:
         """The open round has one more gradient collective."""

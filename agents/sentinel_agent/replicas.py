@@ -48,6 +48,7 @@ class Replicas:
 
     world_size: int
     _replicas: dict[str, dict[str, weakref.ref[torch.Tensor]]] = field(default_factory=dict)
+    _covering: set[str] = field(default_factory=set)  # groups of all ranks
     _groups: dict[str, _Group] = field(default_factory=dict)
     _announced: set[str] = field(default_factory=set)
     _reduced: set[str] = field(default_factory=set)
@@ -60,11 +61,17 @@ class Replicas:
     _all_during: bool = False
     _all_reduced: bool = False
 
-    def replicate(self, group: str, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """These parameters are meant to be equal on all ranks of ``group``: a DDP's, or those a loop all-reduces."""
+    def replicate(self, group: str, size: int, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """These parameters are meant to be equal on all ``size`` ranks of ``group``: a DDP's, or those a loop all-reduces."""
+        if size == self.world_size:
+            self._covering.add(group)
         self._noted.discard(group)
         known = self._replicas.setdefault(group, {})
         known.update((name, weakref.ref(p)) for name, p in named if name not in known or known[name]() is None)
+
+    def everywhere(self) -> set[str]:
+        """Names of the parameters that are meant to be equal on all ranks of the job."""
+        return {name for group in self._covering for name in self._replicas.get(group, {})}
 
     def backward_begins(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
         """A backward is about to add to some gradients. ``gradients`` (empty in rounds that need not know) are those there now."""

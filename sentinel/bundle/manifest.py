@@ -109,6 +109,14 @@ class Shard(_Record):
     offset: tuple[int, ...]
 
 
+class Copies(_Record):
+    """Parameters that a part leaves to ``ranks``, which write the same; ``fingerprint`` is of what this rank had."""
+
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+    fingerprint: str
+
+
 class PartHeader(_Record):
     """``part.json``: structure and statistics of one rank's part."""
 
@@ -135,6 +143,7 @@ class PartHeader(_Record):
     shards: dict[str, Shard] = Field(
         default_factory=dict, description="of parameters that are split over ranks, by name"
     )
+    copies: Copies | None = Field(default=None, description="of replicated parameters that other ranks' parts hold")
     scaler: dict[str, float] | None = Field(default=None, description="state of the GradScaler that scaled the loss")
     raw_gradients: tuple[str, ...] = Field(
         default=(), description="names in the gradients file that were cloned before any reduction wrote them"

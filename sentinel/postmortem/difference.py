@@ -81,7 +81,8 @@ class Comparison(_Record):
 
 def compare(a: Part, b: Part, names: tuple[str, str]) -> PartDifference:
     """Compare two parts, called ``names`` in what is printed. Raises BundleRefused."""
-    tensors = (one for file in FILES for one in _files(file, a.tensors(file), b.tensors(file)))
+    tensors = [one for file in FILES for one in _files(file, a.tensors(file), b.tensors(file))]
+    tensors = [_left_out(one, a if one.relation == "only_b" else b) for one in tensors]
     return PartDifference(a=names[0], b=names[1], fields=tuple(_fields(a.header, b.header)), tensors=tuple(tensors))
 
 
@@ -131,6 +132,17 @@ def _files(file: str, a: TensorFile | None, b: TensorFile | None) -> Iterator[Te
             yield _tensor(file, name, a, b)
         else:
             yield TensorDifference(file=file, name=name, relation="only_a" if name in ours else "only_b")
+
+
+def _left_out(one: TensorDifference, lacking: Part) -> TensorDifference:
+    """A parameter that is in one part only, because the other leaves it to other ranks, says so."""
+    copies = lacking.header.copies
+    if one.relation not in ("only_a", "only_b") or one.file != PARAMETERS_FILE or copies is None:
+        return one
+    if one.name not in copies.names:
+        return one
+    ranks = ", ".join(str(rank) for rank in copies.ranks)
+    return one.model_copy(update={"detail": f"left to the parts of ranks {ranks}"})
 
 
 def _tensor(file: str, name: str, a: TensorFile, b: TensorFile) -> TensorDifference:

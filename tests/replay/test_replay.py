@@ -205,6 +205,19 @@ def test_a_loss_that_refuses_its_input_is_replayed_to_the_cause(record: Record) 
     assert "what was left of the forward (probability in <module>" in found["trials"][0]["sink"]
 
 
+def test_a_large_job_s_replicas_are_written_by_some_for_all(record: Record) -> None:
+    """Of six ranks the suspect, the first and the last write parameters; an onlooker is replayed with theirs, bit for bit."""
+    trained = record("many.py", ranks=6)
+    with_parameters = [p.parent.name for p in sorted(trained.bundle.glob("rank-*/parameters.safetensors"))]
+    assert with_parameters == ["rank-00000", "rank-00002", "rank-00005"]
+    found = trained.replay("--precision", "same", "--no-samples")
+    assert (found["reproduced"], found["rank"]) == (True, 2)
+    healthy = trained.replay("--rank", "3", "--precision", "same", "--no-samples")
+    same, *_ = [trial for trial in healthy["trials"] if trial["precision"] == "same"]
+    assert (same["status"], same["loss_equal"], same["nonfinite"]) == ("replayed", True, False)
+    assert not any("weights" in note for note in same["notes"])
+
+
 def test_a_loop_that_misses_its_peers_is_entered_at_once(record: Record) -> None:
     """A script that fails alone before the recorded round is replayed from its first forward, with the recorded inputs."""
     found = record("penalty.py", "world").replay("--precision", "same", "--no-samples")

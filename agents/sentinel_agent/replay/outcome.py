@@ -78,6 +78,8 @@ def _weights_note(session: Session) -> list[str]:
     recording = session.recording
     if not recording.weights:
         return ["the bundle has no weights of before the step: the script's own were used"]
+    if recording.copies_differ:
+        return ["weights are those of another rank, whose replica differed from this rank's own"]
     if recording.weights_are_of_another_rank:
         return ["this rank's part was written after the step: weights are those of another rank"]
     return []

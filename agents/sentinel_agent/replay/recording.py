@@ -18,9 +18,11 @@ from sentinel.bundle.manifest import (
     PARAMETERS_FILE,
     RNG_FILE,
     BatchEntry,
+    Copies,
     PartHeader,
 )
 from sentinel.bundle.reader import Bundle, Part, TensorFile
+from sentinel_agent.copies import fingerprint_of
 from sentinel_agent.rng import RngState, from_tensors
 
 _DTYPES: Final = {
@@ -85,12 +87,31 @@ class Recording:
     def weights(self) -> dict[str, Tensor]:
         """Parameters and buffers before the step, by name; empty if no rank's part has any that fit this one."""
         own = self._weights_of(self.part)
+        if own and self.header.copies is not None:
+            return {**self._copies(self.header.copies), **own}
+        if self.header.copies is not None and not self.header.state_after_step:
+            return self._copies(self.header.copies)
         if own:
             return own
         for rank in self.bundle.ranks:
             if rank != self.part.rank and (others := self._weights_of(self.bundle.part(rank))):
                 return others
         return {}
+
+    def _copies(self, wanted: Copies) -> dict[str, Tensor]:
+        """The parameters that this rank left to others, from the first of those that has all of them."""
+        for rank in wanted.ranks:
+            others = self._weights_of(self.bundle.part(rank)) if rank in self.bundle.ranks else {}
+            if all(name in others for name in wanted.names):
+                return {name: others[name] for name in wanted.names}
+        return {}
+
+    @property
+    def copies_differ(self) -> bool:
+        """True if what this rank left to others to write is not what it had: its replica had drifted."""
+        wanted = self.header.copies
+        found = self._copies(wanted) if wanted is not None else {}
+        return wanted is not None and bool(found) and fingerprint_of(found.items()) != wanted.fingerprint
 
     @property
     def weights_are_of_another_rank(self) -> bool:
