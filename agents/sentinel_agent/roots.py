@@ -6,6 +6,7 @@ Owns the search only. It walks all objects of the process once, some tens of mil
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterable
 
 import torch
@@ -22,13 +23,13 @@ def find_roots(optimizer: torch.optim.Optimizer) -> list[nn.Module]:
 
 def find_trained() -> list[nn.Module]:
     """The same for every parameter that has a gradient now: a loop may use neither a wrapper nor an optimizer."""
-    owned = (vars(one).get("_parameters") for one in gc.get_objects() if issubclass(type(one), nn.Module))
+    owned = (vars(one).get("_parameters") for one in _all_modules())
     parameters = (p for own in owned if isinstance(own, dict) for p in own.values())
     return _roots_of([p for p in parameters if p is not None and p.grad is not None])
 
 
 def _roots_of(parameters: list[torch.Tensor]) -> list[nn.Module]:
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module) and _children(one) is not None]
+    modules = [one for one in _all_modules() if _children(one) is not None]
     owners = _owners(modules, parameters)
     parents: dict[int, list[nn.Module]] = {}
     for module in modules:
@@ -42,6 +43,18 @@ def _roots_of(parameters: list[torch.Tensor]) -> list[nn.Module]:
     for top in tops.values():
         roots.update((id(root), root) for root in _callable(top, concerned))
     return list(roots.values())
+
+
+def _all_modules() -> list[nn.Module]:
+    """Every module of the process, with no list of all objects ever in our hands.
+
+    Whoever holds a reference to a tuple that another thread is still filling breaks that thread's ``tuple(generator)`` (bpo-15108),
+    and between two bytecodes of ours another thread may run. So one call of C code gives the objects' types alone, and the modules
+    are those that refer to a module's type: in Python 3.9 and later each object of a class does.
+    """
+    types = list(map(type, itertools.chain.from_iterable(map(gc.get_objects, (None,)))))
+    classes = [kind for kind in {id(kind): kind for kind in types}.values() if issubclass(kind, nn.Module)]
+    return [one for one in gc.get_referrers(*classes) if issubclass(type(one), nn.Module)]
 
 
 def _owners(modules: Iterable[nn.Module], parameters: list[torch.Tensor]) -> list[nn.Module]:

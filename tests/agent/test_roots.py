@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -100,3 +102,33 @@ def test_ddp_and_its_compiled_form_are_roots_and_caught_once(one_rank: None) -> 
     assert health.faults == {}
     batches.uninstall()
     patching.restore()
+
+
+def test_a_search_breaks_no_tuple_that_another_thread_is_filling() -> None:
+    """``tuple(generator)`` fails if anybody holds the tuple meanwhile; a walk over all objects must not, at any of its steps."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    stop, failures, filled = threading.Event(), list[BaseException](), 0
+
+    def fill() -> None:
+        nonlocal filled
+        while not stop.is_set():
+            try:
+                tuple(number for number in range(2000))
+                filled += 1
+            except SystemError as failure:
+                failures.append(failure)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        for _ in range(30):
+            assert find_roots(optimizer) == [model]
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert filled > 0
+    assert failures == []
