@@ -22,6 +22,7 @@ from sentinel.wire.messages import PartPiece
 
 R = TypeVar("R")
 
+MAX_AT_ONCE = 64  # nodes; each has at most two megabytes under way
 TURN_SECONDS = 0.5  # how often a fetch that hears nothing is looked at
 
 
@@ -114,7 +115,7 @@ class Fetcher:
         now = time.monotonic()
         busy = {(key.run_id, node) for key, (_, node) in self._running.items()}
         for place, queue in list(self._waiting.items()):
-            if place not in busy:
+            if place not in busy and len(self._running) < MAX_AT_ONCE:
                 wanted = queue.popleft()
                 fetch = PartFetch(wanted.root, wanted.key.bundle, wanted.key.rank, wanted.allowance, now)
                 self._running[wanted.key] = (fetch, wanted.node)

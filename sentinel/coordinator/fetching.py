@@ -126,7 +126,8 @@ class PartFetch:
             raise FetchFailed(f"{self.size} bytes are more than a fifth of what is free on the coordinator's disk")
         if not self.allowance.take(self.size):
             raise FetchFailed(f"{self.size} bytes are more than may still be fetched of this bundle")
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        for left in self._directory.parent.glob(f".{self._directory.name}.fetch-*"):  # by a coordinator that died
+            shutil.rmtree(left, ignore_errors=True)
         self._temporary.mkdir(mode=0o700)
         for file in files:
             self._files[file.name] = _Incoming(file.bytes, _new_file(self._temporary / file.name))

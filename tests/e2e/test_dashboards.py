@@ -31,7 +31,8 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)))
 model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+plain = DistributedDataParallel(torch.nn.Linear(16, 1))  # what a hook's reductions return is not looked at, and has no norm
+optimizer = torch.optim.SGD([*model.parameters(), *plain.parameters()], lr=1e-3)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 rows = torch.randn(2000, 16)
 rows[16::30] = float("nan")  # again and again, so that an incident is open whenever it is asked for
@@ -43,7 +44,7 @@ for step, batch in enumerate(loader):
     optimizer.zero_grad()
     if dist.get_rank() == 0:
         batch = torch.nan_to_num(batch)
-    scaler.scale(model(batch).square().mean()).backward()
+    scaler.scale((model(batch) + plain(batch)).square().mean()).backward()
     scaler.step(optimizer)
     scaler.update()
     time.sleep(0.3)

@@ -15,7 +15,7 @@ STORY = SCRIPTS / "seed_example" / "story.py"
 
 def test_the_seeds_example_keeps_its_promises(tmp_path: Path) -> None:
     """Division and flat sample, halt, the loss that overflows float16, lint, and no incident once both are repaired."""
-    words = ["--steps", "300", "--breaks", "96", "--folder", str(tmp_path)]
+    words = ["--steps", "220", "--breaks", "48", "--folder", str(tmp_path)]
     told = subprocess.run([sys.executable, str(STORY), *words], capture_output=True, text=True, timeout=280)
     assert told.returncode == 0, told.stdout + told.stderr
     assert "NOT KEPT" not in told.stdout

@@ -86,6 +86,18 @@ def test_nothing_is_there_before_everything_is(tmp_path: Path, there: Path) -> N
     assert list((tmp_path / "here/bundles" / BUNDLE).iterdir()) == []
 
 
+def test_what_a_coordinator_that_died_left_goes(tmp_path: Path, there: Path) -> None:
+    """A fetch begins anew, and takes away what one of an earlier process left of the same part."""
+    old = tmp_path / "here/bundles" / BUNDLE / ".rank-00001.fetch-1"
+    old.mkdir(parents=True)
+    (old / "parameters.safetensors").write_bytes(b"half")
+    fetch = begin(tmp_path)
+    while not fetch.finished:
+        for asked in fetch.due(0.0):
+            fetch.take(answer(there, asked), 0.0)
+    assert files(tmp_path / "here") == files(there)
+
+
 def test_a_fast_link_is_filled_and_a_slow_one_is_not(tmp_path: Path, there: Path) -> None:
     """While answers are quick more is asked for ahead, up to a bound; one slow answer halves it, a lost one begins again at one."""
     big = there / "bundles" / BUNDLE / "rank-00001/parameters.safetensors"
