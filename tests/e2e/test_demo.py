@@ -1,4 +1,4 @@
-"""The demo's scenes: real training, each with the story it promises, and the README quoting it word for word."""
+"""The demo's scenes and the seed's example: real training, each with the story it promises, and the README quoting the demo."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from loading import SCRIPTS, load_script
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ROOT = SCRIPTS.parent
 demo_check = load_script("demo_check")
+STORY = SCRIPTS / "seed_example" / "story.py"
 
 
 def sentinel(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -65,3 +66,13 @@ def test_scene_runs_under_plain_torchrun(tmp_path: Path) -> None:
     assert "Dice 0." in plain.stdout
     for scene in (SCRIPTS / "demo_scenes").glob("*.py"):
         assert not re.search(r"^\s*(import|from) sentinel", scene.read_text(), re.MULTILINE), scene.name
+
+
+def test_the_seeds_example_keeps_its_promises(tmp_path: Path) -> None:
+    """Division and flat sample, halt, the loss that overflows float16, lint, and no incident once both are repaired."""
+    words = ["--steps", "220", "--breaks", "48", "--folder", str(tmp_path)]
+    told = subprocess.run([sys.executable, str(STORY), *words], capture_output=True, text=True, timeout=280)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "NOT KEPT" not in told.stdout
+    assert told.stdout.count("kept: ") == 13, told.stdout
+    assert told.stdout.rstrip().splitlines()[-1].startswith("0 promises not kept")
