@@ -161,13 +161,17 @@ Statistics = tuple[TensorStatistics, ...]
 
 
 def _statistics_of(request: PartRequest) -> Callable[[], tuple[Statistics, Statistics]]:
-    """Statistics of the parameters and of the gradients, taken while the tensors are written."""
-    return beside(
-        lambda: (
-            _statistics([*request.named_parameters, *request.named_buffers]),
-            _statistics(_gradients(request)),
-        )
-    )
+    """Statistics of the parameters and of the gradients, taken while the tensors are written.
+
+    Not where a tensor is of a class that runs Python when it is read (FakeTensor and others): its state is not for two threads.
+    """
+    state, gradients = [*request.named_parameters, *request.named_buffers], _gradients(request)
+
+    def take() -> tuple[Statistics, Statistics]:
+        return _statistics(state), _statistics(gradients)
+
+    plain = all(type(local(tensor)) in (Tensor, torch.nn.Parameter) for _, tensor in [*state, *gradients])
+    return beside(take) if plain else take
 
 
 def _header(

@@ -189,6 +189,18 @@ def test_parameters_whose_storage_is_gone_are_left_out(tmp_path: Path) -> None:
     assert result.bytes < 4000
 
 
+def test_tensors_that_run_python_are_read_by_one_thread_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics are taken on a second thread for plain tensors alone: a FakeTensor's mode is not for two threads at once."""
+    taken: list[object] = []
+    monkeypatch.setattr(dump, "beside", lambda compute: taken.append(compute) or compute)
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    write_part(request(tmp_path / "fake", named_parameters=[("w", fake)]))
+    assert taken == []
+    write_part(request(tmp_path / "plain", named_parameters=[("w", torch.ones(3))]))
+    assert len(taken) == 1
+
+
 def test_a_tensor_that_cannot_be_read_is_an_error_not_an_exception(tmp_path: Path) -> None:
     """Whatever torch raises while a tensor is read becomes one line, and nothing is left."""
     with FakeTensorMode():
