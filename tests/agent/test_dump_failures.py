@@ -195,9 +195,9 @@ def test_tensors_that_run_python_are_read_by_one_thread_only(tmp_path: Path, mon
     monkeypatch.setattr(dump, "beside", lambda compute: taken.append(compute) or compute)
     with FakeTensorMode():
         fake = torch.ones(3)
-    write_part(request(tmp_path / "fake", named_parameters=[("w", fake)]))
+    assert "tensor subclasses" in write_part(request(tmp_path, round=1, named_parameters=[("w", fake)])).error
     assert taken == []
-    write_part(request(tmp_path / "plain", named_parameters=[("w", torch.ones(3))]))
+    assert write_part(request(tmp_path, round=2, named_parameters=[("w", torch.ones(3))])).error == ""
     assert len(taken) == 1
 
 
