@@ -29,6 +29,7 @@ from sentinel.bundle.manifest import (
     PartHeader,
     TensorStatistics,
 )
+from sentinel.bundle.paths import flush_directory
 from sentinel.wire.names import BUNDLES, bundle_id, rank_directory
 from sentinel_agent.batchdump import BatchDump
 from sentinel_agent.beside import beside
@@ -127,10 +128,10 @@ def _write_new(request: PartRequest, final: Path) -> None:
     tmp.mkdir(mode=0o700)
     try:
         _fill(tmp, request)
-        _flush_directory(tmp)
+        flush_directory(tmp)
         tmp.rename(final)
-        _flush_directory(bundle)
-        _flush_directory(bundle.parent)
+        flush_directory(bundle)
+        flush_directory(bundle.parent)
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
 
@@ -318,15 +319,6 @@ class _Budget:
 
 def _keep_none(_size: int) -> bool:
     return False
-
-
-def _flush_directory(directory: Path) -> None:
-    """Make renames and new names inside ``directory`` survive a crash of the host."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _one_line(failure: BaseException) -> str:

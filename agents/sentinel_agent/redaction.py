@@ -15,7 +15,7 @@ from torch import Tensor
 from sentinel_agent.capture import Branch, Captured, Drop, Omitted
 from sentinel_agent.errors import Health
 
-V = TypeVar("V", Tensor, str)
+V = TypeVar("V", Tensor, str, bytes)
 
 REDACTED: Final = Drop.REDACTED
 
@@ -23,7 +23,7 @@ REDACTED: Final = Drop.REDACTED
 class Redaction:
     """The function ``module:function`` of the user's, imported when it is first needed; '' for none.
 
-    It is called as ``function(name, value)`` with each tensor (numpy arrays as tensors) and each string of a batch, and returns
+    It is called as ``function(name, value)`` with each tensor (numpy arrays as tensors), string and bytes of a batch, and returns
     what is to be written instead, or None for nothing.
     """
 
@@ -43,13 +43,14 @@ class Redaction:
         return self._guarded(name, tensor.detach().clone(), Tensor) if self.active else tensor
 
     def texts(self, captured: Captured, path: str) -> Any:
-        """The tree of a captured value with its strings as they may be written."""
+        """The tree of a captured value with its strings and bytes as they may be written."""
         return self._texts(captured.tree, path) if self.active else captured.tree
 
     def _texts(self, node: Any, path: str) -> Any:
-        if isinstance(node, str):
-            text = self._guarded(path, node, str)
-            return Omitted(REDACTED, "str") if text is None else text
+        if isinstance(node, str | bytes):
+            kind: Any = str if isinstance(node, str) else bytes
+            text = self._guarded(path, node, kind)
+            return Omitted(REDACTED, kind.__name__) if text is None else text
         if isinstance(node, Branch):
             keys = range(len(node.children)) if node.keys is None else node.keys
             pairs = zip(keys, node.children, strict=True)

@@ -120,6 +120,15 @@ def entries(within: int) -> list[str]:
         raise BundleRefused(f"directory cannot be listed: {error.strerror}") from error
 
 
+def flush_directory(directory: Path) -> None:
+    """Make renames and new names inside ``directory`` survive a crash of the host. Raises OSError."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def kind_of(name: str, within: int) -> str:
     """``file``, ``directory``, ``symlink``, ``other`` or ``absent``; follows nothing."""
     try:

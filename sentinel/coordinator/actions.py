@@ -97,26 +97,15 @@ class Actions:
         """True if the bundle's manifest is on disk and says that nothing is missing."""
         request = _request(run, command, 0.0)
         try:
-            return not Bundle.open(self._root(run, request) / BUNDLES / request.id).partial
+            return not Bundle.open(self._root(run, request.id, request.parts) / BUNDLES / request.id).partial
         except BundleRefused:
             return False
 
-    def part_written(self, run: Run, report: PartWritten, now: float) -> None:
+    def part_written(self, run: Run, report: PartWritten) -> None:
         """A rank wrote its part; it is fetched if it lies elsewhere."""
         part = PresentPart(report.rank, report.node, report.directory, report.error)
-        request = BundleRequest(
-            bundle_id(report.attempt, report.round),
-            run.run_id,
-            report.attempt,
-            report.round,
-            report.step,
-            run.tracker.world_size,
-            (),
-            (part,),
-            (),
-            now,
-        )
-        self.fetches.part_written(run, report, self._root(run, request))
+        root = self._root(run, bundle_id(report.attempt, report.round), (part,))
+        self.fetches.part_written(run, report, root)
 
     def tick(self, now: float) -> None:
         """Commit what has waited for its parts long enough."""
@@ -134,7 +123,7 @@ class Actions:
         request = _request(run, command, now)
         suspects = {rank for i in command.incidents for rank in run.tracker.incidents[i].suspect_ranks}
         parts = sorted(request.parts, key=lambda part: (part.rank not in suspects, part.rank))
-        self.fetches.want(run, (command.attempt, command.round), parts, self._root(run, request))
+        self.fetches.want(run, (command.attempt, command.round), parts, self._root(run, request.id, request.parts))
         self._waiting[run.run_id, command.bundle] = (run, command)
         self.tick(now)
 
@@ -152,12 +141,13 @@ class Actions:
         self._committing += 1
         done = partial(self._committed, run, again)
         self._committer.submit(
-            partial(commit, self._root(run, request), request), lambda manifest: self._post(partial(done, manifest))
+            partial(commit, self._root(run, request.id, request.parts), request),
+            lambda manifest: self._post(partial(done, manifest)),
         )
 
-    def _root(self, run: Run, request: BundleRequest) -> Path:
-        root = run.directory if self._gathers else bundle_root(run.directory, request)
-        run.bundle_roots[request.id] = root
+    def _root(self, run: Run, bundle: str, parts: Sequence[PresentPart]) -> Path:
+        root = run.directory if self._gathers else bundle_root(run.directory, bundle, parts)
+        run.bundle_roots[bundle] = root
         return root
 
     def _committed(self, run: Run, again: bool, manifest: Manifest | None) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from sentinel.bundle.commit import BundleRequest
+from sentinel.bundle.commit import PresentPart
 from sentinel.wire.names import BUNDLES, rank_directory
 
 RUNS = "runs"
@@ -27,17 +28,17 @@ def slug(run_id: str) -> str:
     return f"{readable or 'run'}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
-def bundle_root(directory: Path, request: BundleRequest) -> Path:
+def bundle_root(directory: Path, bundle: str, parts: Iterable[PresentPart]) -> Path:
     """The directory whose ``bundles/`` the manifest goes to: the launcher's own if its parts lie on this host, else ours.
 
     A part's path comes from a peer. It is followed only where it has the very shape a rank gives it and lies in directories
     of this user, and the manifest is written only next to parts whose header names this run (``bundle/commit.py``).
     """
-    if (directory / BUNDLES / request.id).is_dir():
+    if (directory / BUNDLES / bundle).is_dir():
         return directory
-    for part in request.parts:
+    for part in parts:
         path = Path(part.directory)
-        expected = (BUNDLES, request.id, rank_directory(part.rank))
+        expected = (BUNDLES, bundle, rank_directory(part.rank))
         if path.is_absolute() and ".." not in path.parts and path.parts[-3:] == expected and _is_ours(path):
             return path.parents[2]
     return directory

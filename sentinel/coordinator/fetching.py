@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sentinel.bundle.paths import MAX_FILES_PER_PART, is_file_name, part_directory
+from sentinel.bundle.paths import MAX_FILES_PER_PART, flush_directory, is_file_name, part_directory
 from sentinel.wire.messages import PartFile, PartPiece
 from sentinel.wire.names import BUNDLES
 
@@ -151,12 +151,12 @@ class PartFetch:
             os.close(fd)
 
     def _finish(self) -> None:
-        _flush(self._temporary)
+        flush_directory(self._temporary)
         if self._directory.exists():  # it came on another way: a shared file system that was slow to show it
             shutil.rmtree(self._temporary)
         else:
             self._temporary.rename(self._directory)
-        _flush(self._directory.parent)
+        flush_directory(self._directory.parent)
         self.finished = True
 
     def abandon(self) -> None:
@@ -183,11 +183,3 @@ def _pieces(files: tuple[PartFile, ...]) -> Iterator[Asked]:
 
 def _new_file(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def _flush(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -67,7 +67,7 @@ class Intake:
         self._feed(run, (Received(report) for report in inbound.reports), now)
         for report in inbound.reports:
             if isinstance(report, PartWritten):
-                self._actions.part_written(run, report, now)
+                self._actions.part_written(run, report)
 
     def _check_route(self, inbound: Inbound) -> None:
         """A connection's id belongs to the key that used it first: a peer may choose any id, but not another's key."""

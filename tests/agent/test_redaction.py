@@ -20,7 +20,13 @@ from sentinel_agent.errors import Health
 from sentinel_agent.redaction import Redaction
 from sentinel_agent.window import Window
 
-BATCH = {"image": torch.arange(6.0), "label": torch.tensor([1, 0]), "mask": np.ones(3), "caption": ["a name", "b"]}
+BATCH = {
+    "image": torch.arange(6.0),
+    "label": torch.tensor([1, 0]),
+    "mask": np.ones(3),
+    "caption": ["a name", "b"],
+    "scan": b"raw",
+}
 
 
 @pytest.fixture
@@ -51,7 +57,7 @@ def test_what_it_returns_is_written(written) -> None:
             return torch.zeros(2)
         if name == "b0.caption.0":
             return "[name]"
-        return None if name in ("b0.mask", "b0.caption.1") else value
+        return None if name in ("b0.mask", "b0.caption.1", "b0.scan") else value
 
     header, tensors, health = written(redact)
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"b0.image": [0.0, 0.0], "b0.label": [1, 0]}
@@ -60,6 +66,7 @@ def test_what_it_returns_is_written(written) -> None:
         "label": {"tensor": "b0.label"},
         "mask": {"omitted": "redacted", "type": "torch.float32"},
         "caption": ["[name]", {"omitted": "redacted", "type": "str"}],
+        "scan": {"omitted": "redacted", "type": "bytes"},
     }
     assert "b0.mask: redacted" in header.batches[0].omitted
     assert {s.name: s.maximum for s in header.batch_statistics}["b0.image"] == 5.0
@@ -91,6 +98,7 @@ def test_if_it_fails_nothing_is_written(written, answer: Any) -> None:
     header, tensors, health = written(redact)
     assert tensors == {}
     assert "a name" not in header.model_dump_json()
+    assert b"raw".hex() not in header.model_dump_json()
     assert len(asked) == 1
     assert health.faults.total() == 1
 
