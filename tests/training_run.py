@@ -28,8 +28,8 @@ from sentinel.wire.messages import Counted, Report
 
 SCRIPTS = Path(__file__).parent / "e2e" / "scripts"
 CORPUS = Path(__file__).parent / "corpus"
-SENTINEL = (sys.executable, "-m", "sentinel.cli.main")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+SENTINEL = ("-m", "sentinel.cli.main")
+TORCHRUN = ("-m", "torch.distributed.run")
 RUN_SECONDS = 100.0  # of one training, on a machine that is busy with others
 AT_ONCE = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 
@@ -129,29 +129,32 @@ def _total(reports: list[Report], name: str) -> Counter[str]:
     return total
 
 
-def environment(case: Case) -> dict[str, str]:
-    """The environment of a training: this one's, with nothing left of another run, one thread per rank."""
+def environment(case: Case, python: str = sys.executable) -> dict[str, str]:
+    """The environment of a training: this one's, with nothing left of another run, one thread per rank. Ranks run ``python``."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SENTINEL_", "PET_", "PYTHONPATH"))}
     kept |= {"OMP_NUM_THREADS": "1", **dict(case.environ)}
+    if python != sys.executable:
+        kept["PYTHON_EXEC"] = python
     if case.options:
         kept["SENTINEL_AGENT_OPTIONS"] = json.dumps(dict(case.options))
     return kept
 
 
-def command(case: Case, run_dir: Path) -> list[str]:
+def command(case: Case, run_dir: Path, python: str = sys.executable) -> list[str]:
     """The command line of a training; ``--standalone`` lets the rendezvous choose a free port."""
     launcher = [*SENTINEL, "run", "--sentinel-run-dir", str(run_dir)] if case.watched else list(TORCHRUN)
     flags = ["--standalone", "--nproc-per-node", str(case.ranks), *case.flags]
-    return [*launcher, *flags, str(SCRIPTS / case.script), *case.arguments]
+    return [python, *launcher, *flags, str(SCRIPTS / case.script), *case.arguments]
 
 
-def start(case: Case, place: Path) -> subprocess.Popen[str]:
+def start(case: Case, place: Path, python: str = sys.executable) -> subprocess.Popen[str]:
     """Start a training in ``place``, for tests that meddle while it runs; end it with ``finish``."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command(case, place / "run"), cwd=place, env=environment(case), **pipes)  # type: ignore[call-overload, no-any-return]
+    words, env = command(case, place / "run", python), environment(case, python)
+    return subprocess.Popen(words, cwd=place, env=env, **pipes)  # type: ignore[call-overload, no-any-return]
 
 
-def finish(process: subprocess.Popen[str], place: Path, since: float) -> Ran:
+def finish(process: subprocess.Popen[str], place: Path, since: float, python: str = sys.executable) -> Ran:
     """Wait for a training's end and read back what was found. Raises TimeoutExpired, the training then being gone too."""
     try:
         stdout, stderr = process.communicate(timeout=RUN_SECONDS)
@@ -163,36 +166,36 @@ def finish(process: subprocess.Popen[str], place: Path, since: float) -> Ran:
             process.kill()
         raise
     took, run_dir = time.monotonic() - since, place / "run"
-    listed = incidents(run_dir) if run_dir.is_dir() else []
+    listed = incidents(run_dir, python) if run_dir.is_dir() else []
     return Ran(process.returncode, stdout, stderr, run_dir, took, listed)
 
 
-def run(case: Case, place: Path | None = None) -> Ran:
+def run(case: Case, place: Path | None = None, python: str = sys.executable) -> Ran:
     """Run a training to its end."""
     place = place or Path(tempfile.mkdtemp(prefix="run-"))
     since = time.monotonic()
-    return finish(start(case, place), place, since)
+    return finish(start(case, place, python), place, since, python)
 
 
-def incidents(run_dir: Path) -> list[dict[str, Any]]:
+def incidents(run_dir: Path, python: str = sys.executable) -> list[dict[str, Any]]:
     """``sentinel incidents ls -o json`` of a run directory; none if a coordinator elsewhere has them."""
     if not (run_dir / "sentinel.db").exists():
         return []
-    words = [*SENTINEL, "incidents", "ls", "--run-dir", str(run_dir), "-o", "json", "--exit-zero"]
+    words = [python, *SENTINEL, "incidents", "ls", "--run-dir", str(run_dir), "-o", "json", "--exit-zero"]
     listed = subprocess.run(words, capture_output=True, text=True, timeout=RUN_SECONDS, check=True)
     return json.loads(listed.stdout)["incidents"]  # type: ignore[no-any-return]
 
 
 class Ahead:
-    """Runs cases two at a time in the order given, so that each test finds its own under way."""
+    """Runs cases two at a time in the order given, so that each test finds its own under way. ``python`` runs them all."""
 
-    def __init__(self, cases: list[Case], place: Path) -> None:
+    def __init__(self, cases: list[Case], place: Path, python: str = sys.executable) -> None:
         self._pool = ThreadPoolExecutor(AT_ONCE)
         self._ran: dict[Case, Future[Ran]] = {}
         for number, case in enumerate(dict.fromkeys(cases)):
             folder = place / str(number)
             folder.mkdir()
-            self._ran[case] = self._pool.submit(run, case, folder)
+            self._ran[case] = self._pool.submit(run, case, folder, python)
 
     def of(self, case: Case) -> Ran:
         """The training of ``case``, once it has ended."""

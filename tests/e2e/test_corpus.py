@@ -9,6 +9,7 @@ from loading import load_script
 from training_run import CORPUS, Case, Ran
 
 pytestmark = pytest.mark.e2e
+WARM = True
 accuracy = load_script("benchmarks/accuracy")
 EXPECTED = accuracy.read_expected(CORPUS)
 FAULTY = {name: one for name, one in EXPECTED.items() if not one.clean}

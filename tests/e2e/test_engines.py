@@ -11,6 +11,7 @@ from training_run import SCRIPTS, Case, Ran
 from sentinel.wire.messages import ClosedBy, RoundClosed
 
 pytestmark = pytest.mark.e2e
+WARM = True
 
 
 class Fault(NamedTuple):

@@ -18,6 +18,7 @@ from sentinel.bundle.verify import verify
 from sentinel.wire.messages import Guarded, RoundClosed
 
 pytestmark = pytest.mark.e2e
+WARM = True
 
 SAME = ("ddp_adamw", "ddp_momentum", "fsdp2", "hybrid_sharding", "loop")
 ALSO_SAME = ("two_optimizers",)

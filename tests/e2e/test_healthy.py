@@ -12,6 +12,7 @@ from training_run import SCRIPTS, Case, Ran
 from sentinel.wire.messages import RoundClosed
 
 pytestmark = pytest.mark.e2e
+WARM = True
 
 # Training -> rounds it has: what a scan of the script's loop says. A quiet run that nobody watched would prove nothing.
 LOOPS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -28,7 +29,7 @@ INCIDENT_SECONDS = 1.0
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A coordinator in a process of its own, whose join file is in place."""
-    words = [*SENTINEL, "coordinator", "--run-dir", str(tmp_path / "c"), "--no-http"]
+    words = [sys.executable, *SENTINEL, "coordinator", "--run-dir", str(tmp_path / "c"), "--no-http"]
     running = subprocess.Popen(words, cwd=tmp_path, env=environment(PLAIN), stderr=subprocess.DEVNULL, text=True)
     wait_for((tmp_path / "c" / "join.json").exists, "the coordinator")
     yield running
