@@ -6,7 +6,6 @@ Owns the memory between rounds of one attempt. The comparisons that use it are `
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, field
 
 from sentinel.incidents.window import RoundWindow
@@ -70,18 +69,20 @@ class History:
     zero_gradients: Streak = field(default_factory=Streak)
     skips: Streak = field(default_factory=Streak)
     sees_activations: bool = False
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES))
+    losses: dict[int, float] = field(default_factory=dict)
 
-    def note_loss(self, window: RoundWindow) -> None:
-        """Remember the round's largest finite loss magnitude."""
-        seen = [abs(c.loss) for c in window.closed.values() if c.loss is not None and math.isfinite(c.loss)]
-        if seen:
-            self.losses.append(max(seen))
+    def note_loss(self, closed: RoundClosed) -> None:
+        """Remember the largest finite loss magnitude of each of the last rounds, in whatever order they are told."""
+        if closed.loss is None or not math.isfinite(closed.loss):
+            return
+        self.losses[closed.round] = max(abs(closed.loss), self.losses.get(closed.round, 0.0))
+        if len(self.losses) > 2 * LOSSES:
+            del self.losses[min(self.losses)]
 
-    @property
-    def losses_grew(self) -> bool:
-        """The last finite losses had grown a thousandfold over the smallest of the rounds before."""
-        return len(self.losses) >= 3 and self.losses[-1] > GROWTH * max(min(self.losses), 1e-6)
+    def losses_grew(self, before: int) -> bool:
+        """The last finite loss before a round was a thousand times the smallest of the rounds before that."""
+        seen = [self.losses[number] for number in sorted(self.losses) if number < before][-LOSSES:]
+        return len(seen) >= 3 and seen[-1] > GROWTH * max(min(seen), 1e-6)
 
     def learn_groups(self, window: RoundWindow) -> None:
         """Remember whose ranks a group's are; they are sent once."""

@@ -150,7 +150,10 @@ class Tracker:
         self.counts.reports += 1
         self.roster.note(report, now)
         match report:
-            case Evidence() | RoundClosed():
+            case Evidence():
+                self._join(report, now)
+            case RoundClosed():
+                self._history(report.attempt).note_loss(report)
                 self._join(report, now)
             case PartWritten():
                 self._gathering.part(report, now)
@@ -224,6 +227,7 @@ class Tracker:
         else:
             self._judged[key] = _Judged(window, None, settled=False)
         self._lessons[key] = window
+        commands += self._read_again(key, now)
         if not commands:
             self._healthy_in_a_row += 1
         if self._healthy_in_a_row >= RESOLVE_ROUNDS:
@@ -283,9 +287,20 @@ class Tracker:
             return []
         return self._judge_first(key, window, missing, now)
 
+    def _read_again(self, key: tuple[int, int], now: float) -> list[Command]:
+        """A healthy round was told after a later one's fault, which overtakes on the way: its loss may speak for another cause."""
+        commands: list[Command] = []
+        for (attempt, number), known in self._judged.items():
+            if attempt != key[0] or number < key[1] or known.settled or known.opened is None:
+                continue
+            outcome = self._outcome(known.window, known.window.incomplete(self.roster.concerned(number)))
+            if isinstance(outcome, Verdict) and outcome.rule == self._book.incidents[known.opened].rule:
+                commands += self._book.correct(known.opened, outcome, now)
+        return commands
+
     def _outcome(self, window: RoundWindow, missing: tuple[int, ...]) -> Verdict | Quiet:
         history, scaler = self._history(window.attempt), self._scaler(window.attempt)
-        return classify(View(window, self._world(window), missing, scaler, history.losses_grew))
+        return classify(View(window, self._world(window), missing, scaler, history.losses_grew(window.round)))
 
     def _meet_all(self, found: Iterable[Finding], window: RoundWindow, now: float) -> list[Command]:
         return [command for finding in found for command in self._meet(finding, window, now)]
@@ -333,7 +348,6 @@ class Tracker:
             window = self._lessons.pop(known)
             if window.closed and known > self._taught:
                 self._taught = known
-                self._history(window.attempt).note_loss(window)
                 self._scaler(window.attempt).note(window.closed[min(window.closed)])
 
     def _history(self, attempt: int) -> History:

@@ -209,6 +209,26 @@ def test_a_growing_loss_is_remembered_when_it_breaks() -> None:
     assert world.incident.cause is Cause.OPTIMIZATION
 
 
+@pytest.mark.parametrize("order", [(3, 0, 1, 2), (3, 2, 1, 0), (0, 3, 2, 1), (1, 3, 0, 2)])
+def test_a_growing_loss_may_be_told_after_it_broke(order: tuple[int, ...]) -> None:
+    """What is urgent overtakes what is not on its way here: the cause is the same in every order."""
+    world = World(2)
+    rounds = [world.round().closed(loss=loss) for loss in (2.0, 30.0, 9_000.0)]
+    rounds.append(world.round().loss().nan_gradient(0, 1).closed(loss=float("nan")))
+    world.tell(*(rounds[number] for number in order))
+    assert world.incident.cause is Cause.OPTIMIZATION
+    assert len(world.incidents) == 1
+
+
+def test_losses_after_a_fault_say_nothing_of_its_cause() -> None:
+    """A loss that grows once the gradients were nonfinite is a consequence."""
+    world = World(2)
+    world.tell(*(world.round().closed(loss=loss) for loss in (2.0, 3.0, 2.5)))
+    world.tell(world.round().nan_gradient(0, 1))
+    world.tell(world.round().closed(loss=9_000.0))
+    assert world.incident.cause is Cause.NUMERICS
+
+
 def test_a_settled_loss_that_breaks_is_a_matter_of_numerics() -> None:
     """Ordinary ups and downs are no growth."""
     world = World(2)
