@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -197,3 +199,13 @@ def test_demo_check_knows_right_from_wrong() -> None:
         assert demo_check.check(scene, [{**expected, "bundle": None}]) == "no bundle was kept"
     assert demo_check.check("healthy", []) == ""
     assert demo_check.check("healthy", [{}]) == "1 incident(s) where there should be none"
+
+
+def test_every_benchmark_that_is_offered_is_there() -> None:
+    """Each word of ``scripts/bench`` names a file that says what it measures; the list in its usage is the one it takes."""
+    text = (ROOT / "scripts" / "bench").read_text()
+    offered = re.findall(r"^  ([a-z |]+)\) exec", text, re.MULTILINE)[0].split(" | ")
+    assert text.count("|".join(offered)) == 2
+    for name in offered:
+        module = ast.parse((ROOT / "scripts" / "benchmarks" / f"{name}.py").read_text())
+        assert ast.get_docstring(module)

@@ -15,6 +15,8 @@ from sentinel.postmortem.lint.source import Scope, Source, dotted
 
 _REPAIRS = frozenset({"clamp_", "clamp_min_", "clip_", "add_", "masked_fill_", "fill_", "nan_to_num_", "index_fill_"})
 _SPREADING = frozenset({"sum", "mean", "sqrt", "norm", "prod"})
+_COUNTS = frozenset({"numel", "nelement", "size", "any", "sum", "count_nonzero", "item"})
+_OF_THE_KIND = ("isinstance", "hasattr", "callable", "is_tensor", "is_floating_point", "is_complex", "is_contiguous")
 
 
 def is_guarded(source: Source, node: ast.expr | None, depth: int = DEPTH) -> bool:
@@ -145,7 +147,25 @@ def _tested(source: Source, scope: Scope) -> set[str]:
         for part in _comparing(node.test)
     )
     parts = [part for test in tests for part in ast.walk(test) if isinstance(part, ast.expr)]
-    return {ast.dump(one) for part in parts for one in (part, resolve(source, part) or part)}
+    return {ast.dump(one) for part in parts for one in (part, *_stands_for(source, part))}
+
+
+def _stands_for(source: Source, part: ast.expr) -> Iterator[ast.expr]:
+    """What a tested name was bound to; if that is how many there are of something, also what was counted."""
+    bound = resolve(source, part)
+    while bound is not None and bound is not part:
+        yield bound
+        part, bound = bound, _counted(source, bound)
+
+
+def _counted(source: Source, node: ast.expr) -> ast.expr | None:
+    """``x`` of ``len(x)``, ``x.numel()``, ``x.shape[0]``, ``x.any()``, ``x.sum().item()``."""
+    if isinstance(node, ast.Call) and dotted(node.func) in ("len", "int", "float", "bool") and len(node.args) == 1:
+        return node.args[0]
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
+        return node.value.value
+    op = operation(source, node)
+    return op.subject if op is not None and op.name in _COUNTS else None
 
 
 def _comparing(test: ast.expr) -> Iterator[ast.expr]:
@@ -156,6 +176,6 @@ def _comparing(test: ast.expr) -> Iterator[ast.expr]:
     elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         yield from _comparing(test.operand)
     elif (isinstance(test, ast.Compare) and not any(isinstance(op, ast.Is | ast.IsNot) for op in test.ops)) or (
-        isinstance(test, ast.Call) and dotted(test.func) not in ("isinstance", "hasattr", "callable")
+        isinstance(test, ast.Call) and dotted(test.func).rpartition(".")[2] not in _OF_THE_KIND
     ):
         yield test

@@ -40,6 +40,12 @@ GUARDED = [
     pytest.param("loss = F.cross_entropy(z, y, ignore_index=-100)", id="an ignored index that nothing sets here"),
     pytest.param("loss = x[:, 0].mean()", id="a column is not a selection"),
     pytest.param("accuracy = hits[mask].float().mean()", id="a metric"),
+    pytest.param("kept = losses[mask]\nn = len(kept)\nif n >= 1:\n    loss = kept.mean()", id="counted by len"),
+    pytest.param(
+        "kept = losses[mask]\nn = int(mask.sum().item())\nif n > 0:\n    loss = kept.sum() / mask.sum()",
+        id="counted by sum",
+    ),
+    pytest.param("kept = losses[mask]\nn = kept.shape[0]\nif n > 0:\n    loss = kept.mean()", id="counted by shape"),
     pytest.param("if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()", id="rank 0 first"),
     pytest.param("if rank in members:\n    dist.all_reduce(x, group=g)", id="a group's own collective"),
     pytest.param("model = DDP(net)\nstate = model.module.state_dict()", id="the inner module's state"),
@@ -71,6 +77,16 @@ SEEN = [
     ),
     pytest.param("loss = F.binary_cross_entropy(z.sigmoid(), y)", "sigmoid_bce", id="functional, no autocast"),
     pytest.param("loss = losses[mask].mean()", "mean_over_possibly_empty", id="a mean of what a mask selects"),
+    pytest.param(
+        "kept = losses[mask]\nif kept.is_floating_point():\n    loss = kept.mean()",
+        "mean_over_possibly_empty",
+        id="a test of the dtype",
+    ),
+    pytest.param(
+        "d = a - b\nif not torch.is_complex(d):\n    r = d.square().sum(-1).sqrt()",
+        "sqrt_without_eps",
+        id="a test of the kind",
+    ),
     pytest.param(
         "if is_main_process():\n    dist.broadcast(x, 0)", "collective_under_rank_condition", id="by function"
     ),
