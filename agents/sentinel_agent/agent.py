@@ -77,7 +77,7 @@ class Agent:
             on_command=self._command,
             alive_seconds=config.alive_seconds,
         )
-        self.audit = Audit(self.ledger.overflowed, allowed=config.audit)
+        self.audit = Audit(self.ledger.overflowed, self.health, self.naming.module_name, allowed=config.audit)
         self._first_forward_due = True
         self._searches_left = 3  # for the modules of a loop with neither wrapper nor optimizer; each walks all objects
         self._misuses: set[str] = set()

@@ -21,8 +21,8 @@ class AgentConfig:
     ``dump_level``: ``stats`` writes structure and statistics only, ``batch`` also batches, RNG states and parameters,
     ``full`` also the state of optimizers and GradScaler.
     ``redact`` names a function (``module:function``) that decides what of a batch is written (``redaction.py``).
-    ``audit`` traces the forward of rounds 0, 1, 2, 4, … for half-precision overflow that is absorbed; off unless asked for, since
-    code that is compiled under the trace's dispatch mode is not compiled.
+    ``audit`` traces the forward of rounds 1, 2, 4, 8, … for half-precision overflow that is absorbed, within a budget, and never
+    where anything is compiled.
     ``guard`` is what is done about a step whose gradients every rank knows to be nonfinite: ``observe`` nothing, ``skip`` leaves it
     out (``max_skips`` in a row and ``max_skips_total`` in all, then it halts), ``halt`` ends the training.
     ``alive_seconds`` is how long a rank says nothing before it says that it is alive.
@@ -47,7 +47,7 @@ class AgentConfig:
     part_bytes: int = 10 << 30
     max_bundles: int = 8
     redact: str = ""
-    audit: bool = False
+    audit: bool = True
     guard: str = "observe"
     max_skips: int = 10
     max_skips_total: int = 100

@@ -98,6 +98,14 @@ class Naming:
         inner = {id(module) for root in alive for module in root.modules() if module is not root}
         return [root for root in alive if id(root) not in inner]
 
+    def module_name(self, wanted: nn.Module) -> str | None:
+        """What a module of the roots is called; the class of a root itself, None for one of no root."""
+        for root in self._outermost():
+            for name, module in named_modules(root):
+                if module is wanted:
+                    return name or type(module).__name__
+        return None
+
     def modules(self) -> Iterator[nn.Module]:
         """Every module of the roots, outermost first."""
         return (module for root in self._outermost() for module in root.modules())

@@ -26,9 +26,8 @@ import sys
 import tempfile
 import threading
 import time
-import types
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 IMPORTED = (
     "numpy",
@@ -118,15 +117,14 @@ def serve(address: str) -> NoReturn:
 def _stand_by(pid: int, caller: socket.socket) -> None:
     """Tell the executable whose process this is, and its end; if the executable is killed, so is the process."""
     ended = os.pidfd_open(pid)
-    try:
+    with contextlib.suppress(OSError):  # the executable is gone
         caller.sendall(struct.pack("!i", pid))
-        ready, _, _ = select.select([ended, caller], [], [])
-        if ended not in ready:
-            os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        caller.sendall(struct.pack("!i", os.waitstatus_to_exitcode(status)))
-    except OSError:
+    ready, _, _ = select.select([ended, caller], [], [])
+    if ended not in ready:
         os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(OSError):
+        caller.sendall(struct.pack("!i", os.waitstatus_to_exitcode(status)))
     os._exit(0)
 
 
@@ -152,16 +150,23 @@ def _become(streams: list[int], env: dict[str, str], folder: str) -> None:
         spec.loader.exec_module(module)
 
 
+_held: list[BaseException] = []
+"""What ended the program, with its frames: letting go of a process group here, at once and with the GIL, can wait for ever for a
+thread of gloo's that wants the GIL to let go of its own part."""
+
+
 def _exit_code(words: list[str]) -> int:
     """Run the program; what the interpreter would exit with."""
     try:
         _run(words)
     except SystemExit as end:
+        _held.append(end)
         if end.code is None or isinstance(end.code, int):
             return (end.code or 0) & 0xFF
         print(end.code, file=sys.stderr)
         return 1
-    except BaseException:  # noqa: BLE001 - as the interpreter does
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does
+        _held.append(error)
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         return 1
     return 0
@@ -189,10 +194,11 @@ def _run(words: list[str]) -> None:
     script = words[0]
     sys.argv = words
     sys.path.insert(0, str(Path(script).resolve().parent))
-    main: Any = types.ModuleType("__main__")
-    sys.modules["__main__"] = main
-    main.__file__ = script
-    exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+    spec = importlib.util.spec_from_file_location("__main__", script)
+    assert spec
+    assert spec.loader
+    main = sys.modules["__main__"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(main)
 
 
 if __name__ == "__main__":

@@ -51,22 +51,17 @@ def _absorbed(window: RoundWindow, history: History) -> Iterator[Finding]:
     if not seen or window.has_nonfinite or "silent_overflow" in history.told:
         return
     history.told.add("silent_overflow")
-    before = f"; not before round {_audited_before(window.round)}, whose forward was clean" if window.round else ""
+    what, _, before = seen[0].note.partition("; ")
     yield _finding(
         window,
         "silent_overflow",
         Kind.SILENT_OVERFLOW,
         seen,
-        f"{seen[0].note} on {rank_list(sorted({e.rank for e in seen}))} ({seen[0].check.inf} of {seen[0].check.numel} elements), "
-        f"and it was absorbed: loss and gradients are finite{before}",
+        f"{what} on {rank_list(sorted({e.rank for e in seen}))} ({seen[0].check.inf} of {seen[0].check.numel} elements), "
+        "and it was absorbed: loss and gradients are finite" + (f"; {before}" if before else ""),
         stage=Stage.FORWARD,
         cause=Cause.NUMERICS,
     )
-
-
-def _audited_before(round_: int) -> int:
-    """The audited round before this one (0, 1, 2, 4, 8, …): it was clean, or this would have been told then."""
-    return 0 if round_ < 2 else 1 << ((round_ - 1).bit_length() - 1)
 
 
 def _finding(

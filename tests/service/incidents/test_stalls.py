@@ -186,13 +186,16 @@ def test_an_absorbed_overflow_is_told_once_with_the_last_clean_round() -> None:
     """The audit's finding is a warning of the forward; a round whose loss shows it is another story."""
     world = World(2)
     world.healthy(4)
-    for _ in range(3):
-        world.tell(world.round().saw(Phase.AUDIT, 1, note="mm overflowed float16 at train.py:7"))
+    for before in ("", "; not in round 2, the last one looked at", ""):
+        note = f"mm overflowed float16 at train.py:7 in down.1{before}"
+        world.tell(world.round().saw(Phase.AUDIT, 1, note=note))
     one = world.incident
     assert (one.rule, one.kind, one.stage) == ("silent_overflow", Kind.SILENT_OVERFLOW, Stage.FORWARD)
     assert (one.severity, one.suspect_ranks, one.round) == (Severity.WARNING, (1,), 4)
-    assert "train.py:7" in one.reason
-    assert "not before round 2" in one.reason
+    assert one.reason.startswith("mm overflowed float16 at train.py:7 in down.1 on rank 1 (")
+    later = World(2)
+    later.tell(later.round().saw(Phase.AUDIT, 1, note="mm overflowed float16; not in round 2, the last one looked at"))
+    assert later.incident.reason.endswith("loss and gradients are finite; not in round 2, the last one looked at")
     shown = Round(2, 4).loss(1).saw(Phase.AUDIT, 1, note="mm overflowed")
     assert [told.verdict.rule for told in judge(shown.window(), History())] == []
 
