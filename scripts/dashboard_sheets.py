@@ -219,6 +219,12 @@ RUN = Sheet(
                     rare=True,
                 ),
                 _series(
+                    "Fastest growing layer",
+                    "Its gradient norm over its own mean of some 32 rounds; known after 16.",
+                    (f"sentinel_layer_gradient_growth_ratio{JOB}", "growth"),
+                    log=True,
+                ),
+                _series(
                     "Largest gradient",
                     "Largest finite magnitude that a reduction was given.",
                     (f"sentinel_gradient_absmax{JOB}", "absmax"),

@@ -60,6 +60,7 @@ class Agent:
             scaler_state=lambda: self.scaler.state(),
             replicated=lambda: self.ledger.replicas.everywhere(),
             held=self.termination.held,
+            layer_norms=lambda: self.ledger.reductions.norms.table(),
         )
         self.agreement = Agreement(rank, world_size, config.attempt)
         budget = Budget(config.max_skips, config.max_skips_total)
@@ -129,6 +130,7 @@ class Agent:
             self.ledger.layouts.learn(self.naming.parameters())
             if isinstance(module, nn.parallel.DistributedDataParallel):
                 group = module.process_group
+                self.ledger.reductions.buckets.add(module)
                 self.ledger.replicas.replicate(group.group_name, group.size(), self._replicated(module))
 
     def _replicated(self, wrapper: nn.parallel.DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:

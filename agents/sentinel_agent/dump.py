@@ -26,6 +26,7 @@ from sentinel.bundle.manifest import (
     PARAMETERS_FILE,
     PART_FILE,
     RNG_FILE,
+    LayerNorms,
     PartHeader,
     TensorStatistics,
 )
@@ -86,6 +87,7 @@ class PartRequest:
     byte_cap: int = 10 << 30
     left_to_others: frozenset[str] = frozenset()
     redaction: Redaction = field(default_factory=Redaction)
+    layer_norms: LayerNorms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,7 @@ def _header(
         gradient_statistics=statistics[1],
         environment=environment(),
         raw_gradients=request.raw_gradients,
+        layer_norms=request.layer_norms,
         optimizers=tuple(optimizers.described),
         scaler=request.scaler,
         copies=described(request.world_size, _left_out(request)) if request.level != "stats" else None,

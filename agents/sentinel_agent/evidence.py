@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from sentinel.bundle.manifest import LayerNorms
 from sentinel.wire.messages import DumpRequest, PartWritten
 from sentinel_agent.check import is_nonfinite
 from sentinel_agent.config import AgentConfig
@@ -42,6 +43,7 @@ class Evidencing:
         scaler_state: Callable[[], dict[str, float] | None] = lambda: None,
         replicated: Callable[[], Iterable[str]] = tuple,
         held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        layer_norms: Callable[[], LayerNorms | None] = lambda: None,
     ) -> None:
         self._held = held
         self._me = me
@@ -53,6 +55,7 @@ class Evidencing:
         self._send = send
         self._scaler_state = scaler_state
         self._replicated = replicated
+        self._layer_norms = layer_norms
         self._written: set[int] = set()
         self._planned: set[int] = set()  # rounds to come
         self._closed: dict[int, tuple[Round, int]] = {}
@@ -145,6 +148,7 @@ class Evidencing:
                 scaler=None if after else self._scaler_state(),
                 byte_cap=self._config.part_bytes,
                 redaction=self._redaction,
+                layer_norms=self._layer_norms(),
                 left_to_others=left_to_others(
                     self._me.rank, self._me.world_size, suspect=closing.suspect, replicated=self._replicated()
                 ),

@@ -125,6 +125,7 @@ class Ledger:
         if weights_due(self.round.number):
             self.replicas.backward_ended(self.layouts.gradients())
         self._scan.remember_gradients()
+        self.reductions.backward_ended()
 
     def start_checked(self, found: Scanned) -> None:
         """Parameters as they were before the first forward."""
@@ -254,6 +255,7 @@ class Ledger:
         replicas: tuple[list[str], tuple[Weights, ...]],
     ) -> None:
         unreduced, weights = replicas
+        growth = self.reductions.norms.close(closing.number, closing.loss_scale)
         self._send(
             RoundClosed(
                 attempt=self._me.attempt,
@@ -280,6 +282,8 @@ class Ledger:
                 weights=weights,
                 guarded=self.guard.decision if by is ClosedBy.OPTIMIZER else Guarded.NO,
                 float16_absmax=closing.float16_absmax,
+                layer=growth.layer if growth is not None else "",
+                layer_growth=growth.factor if growth is not None else None,
             )
         )
 

@@ -7,6 +7,7 @@ Owns the wire tap's listening side. Latches evidence with the ledger; waiting fo
 from __future__ import annotations
 
 from collections import deque
+from itertools import takewhile
 from typing import Any, Protocol
 
 import torch
@@ -14,17 +15,21 @@ import torch
 from sentinel.wire.messages import Check, Collective, Phase, Role
 from sentinel_agent import roles
 from sentinel_agent.agreement import of_fsdp
+from sentinel_agent.bucketlayout import BucketLayouts
 from sentinel_agent.buckets import Bucket, quick_look
-from sentinel_agent.check import Checker, given_part, l2_norm
+from sentinel_agent.check import NORM_FROM, Checker, given_part, l2_norm, local_part, norms_of
 from sentinel_agent.fingerprint import SMALL, Audit, fingerprint, float_sum, its_turn
 from sentinel_agent.guard import Guard
 from sentinel_agent.identity import Identity
+from sentinel_agent.layernorms import LayerNorms
 from sentinel_agent.pending import Pending
 from sentinel_agent.replicas import Replicas
 from sentinel_agent.rounds import Reduction, Round
 from sentinel_agent.scan import Scan
 from sentinel_agent.taps import comm_hook, fsdp
 from sentinel_agent.taps.wire import Call, Reader, group_of, work_of
+
+_COMMON = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 class RoundKeeper(Protocol):
@@ -46,6 +51,8 @@ class Reductions:
         self._ledger = ledger
         self.layouts = roles.Layouts()
         self.replicas = Replicas(identity.world_size)
+        self.norms = LayerNorms(identity.rank)
+        self.buckets = BucketLayouts(self.layouts.parameters)
         self._unbooked: deque[Bucket] = deque()
         self.pending = Pending(self._finish, identity.health, self.book)
 
@@ -138,7 +145,11 @@ class Reductions:
     def _gradient_issued(self, reduction: Reduction, parts: list[torch.Tensor], who: roles.Caller) -> None:
         reduction.sharded = of_fsdp(who)
         self._note_gradient(reduction)
-        names = self._names_behind(parts, who)
+        names = reduction.names = self._names_behind(parts, who)
+        if names is not None and reduction.sharded and self.norms.wanted(self._ledger.round.number):
+            self.norms.note(
+                (_block(names),), (l2_norm(parts, reduction.wire),)
+            )  # before the reduction: all of it is here
         foreign = who is roles.Caller.USER and self._is_foreign(parts, names)
         chained = not roles.in_backward() and self._ledger.round.backward_elsewhere()
         self.replicas.issued(reduction, names, foreign=foreign, in_hook=comm_hook.running() or chained)
@@ -229,18 +240,55 @@ class Reductions:
                 roles.storage_of(t) for t in reduction.outputs if not t.is_sparse
             )
             if found is not None and reduction.steady and reduction.op.startswith("allreduce"):
-                self._fingerprint(reduction, parts, found)
+                norm = self._fingerprint(reduction, parts, found)
+                self._note_norms(reduction, parts, norm)
         self._returned(reduction, found)
 
     def _finish_bucket(self, bucket: Bucket) -> None:
         """The same for a bucket, of which more is known: it was reduced in place, and is one large gradient tensor."""
         reduction = bucket.reduction
         assert reduction is not None  # it is booked before anybody waits for it
-        found = self._checker.check_parts(bucket.parts)
+        found = self._by_layer(bucket.parts[0]) or self._checker.check_parts(bucket.parts)
         assert found is not None
         self._ledger.round.reduced_storages.add(bucket.parts[0].untyped_storage().data_ptr())
         self._fingerprint(reduction, bucket.parts, found)
         self._returned(reduction, found)
+
+    def _note_norms(self, reduction: Reduction, parts: list[torch.Tensor], norm: float) -> None:
+        """A loop's own reduction of one gradient has its norm; a small bucket of DDP's is read once more."""
+        if not self.norms.wanted(self._ledger.round.number):
+            return
+        if reduction.names is not None and len(reduction.names) == 1:
+            self.norms.note(reduction.names, (norm,))
+        elif reduction.names is None and len(parts) == 1 and parts[0].numel() <= NORM_FROM:
+            layout = self.buckets.of(parts[0])
+            if layout is not None:
+                self.norms.note(layout.names, norms_of(torch.split(parts[0], list(layout.sizes))))
+
+    def _by_layer(self, bucket: torch.Tensor) -> Check | None:
+        """Check a bucket parameter by parameter, if this round's norms are kept and it is known what lies where."""
+        if not self.norms.wanted(self._ledger.round.number):
+            return None
+        layout = self.buckets.of(bucket)
+        looked = self._checker.check_pieces(bucket, layout.sizes) if layout is not None else None
+        if layout is None or looked is None:
+            return None
+        self.norms.note(layout.names, looked[1])
+        return looked[0]
+
+    def backward_ended(self) -> None:
+        """Every gradient is in its place: learn what lies where in new buckets, and look at norms that nothing has told."""
+        self.buckets.backward_ended()
+        round_ = self._ledger.round
+        broken = round_.gradient_nonfinite and not round_.echoes
+        reducing = round_.reducing or self.replicas.world_size == 1
+        if not (reducing and self.norms.looked_for(round_.number, broken=broken)):
+            return
+        parts = {name: part for name, g in self.layouts.gradients() if (part := local_part(g)) is not None}
+        device = next((part.device for part in parts.values()), None)
+        plain = {name: p for name, p in parts.items() if p.dtype in _COMMON and p.device == device}
+        if plain:
+            self.norms.note(list(plain), norms_of(list(plain.values())))
 
     def _returned(self, reduction: Reduction, found: Check | None) -> None:
         """A result was looked at."""
@@ -250,8 +298,8 @@ class Reductions:
                 self.guard.returned_nonfinite(reduction, self._ledger.round)
             self._ledger.latch(Phase.REDUCED, found, reduction)
 
-    def _fingerprint(self, reduction: Reduction, parts: list[torch.Tensor], found: Check) -> None:
-        """Note what an all-reduce returned: it must be the same on every rank, and the sum of what they gave."""
+    def _fingerprint(self, reduction: Reduction, parts: list[torch.Tensor], found: Check) -> float:
+        """Note what an all-reduce returned: it must be the same on every rank, and the sum of what they gave. Its norm."""
         words = None
         if its_turn(found.numel, reduction.index, self._ledger.round.number):
             words = fingerprint(parts)
@@ -262,7 +310,15 @@ class Reductions:
             audit = Audit(
                 reduction.index, reduction.sum_in, total, found.numel, absmax, reduction.reduce_op, reduction.dtype
             )
-        self.replicas.returned(reduction, l2_norm(parts, found), words, audit)
+        norm = l2_norm(parts, found)
+        self.replicas.returned(reduction, norm, words, audit)
+        return norm
+
+
+def _block(names: tuple[str, ...]) -> str:
+    """What FSDP reduces together, named by what the parameters' names share; as a parameter of that layer."""
+    shared = takewhile(lambda words: len(set(words)) == 1, zip(*(name.split(".") for name in names), strict=False))
+    return ".".join([*(words[0] for words in shared), "*"])
 
 
 def collective_of(reduction: Reduction) -> Collective:

@@ -39,6 +39,7 @@ class Reduction:
     narrowed: bool = False
     parameters: tuple[str, ...] = ()
     parameters_total: int = 0
+    names: tuple[str, ...] | None = None  # the parameters whose gradients it is known to carry
 
 
 @dataclass(slots=True)

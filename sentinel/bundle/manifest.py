@@ -117,6 +117,16 @@ class Copies(_Record):
     fingerprint: str
 
 
+class LayerNorms(_Record):
+    """L2 norms of the gradients of this rank's last rounds, by layer: one for each of ``rounds``, None where there is none.
+
+    Divided by the loss scale. Of reduced gradients where an all-reduce brought them, of a rank's own where FSDP shards them.
+    """
+
+    rounds: tuple[int, ...]
+    layers: dict[str, tuple[float | None, ...]]
+
+
 class PartHeader(_Record):
     """``part.json``: structure and statistics of one rank's part."""
 
@@ -145,6 +155,7 @@ class PartHeader(_Record):
     )
     copies: Copies | None = Field(default=None, description="of replicated parameters that other ranks' parts hold")
     scaler: dict[str, float] | None = Field(default=None, description="state of the GradScaler that scaled the loss")
+    layer_norms: LayerNorms | None = None
     raw_gradients: tuple[str, ...] = Field(
         default=(), description="names in the gradients file that were cloned before any reduction wrote them"
     )

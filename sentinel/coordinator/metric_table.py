@@ -81,6 +81,12 @@ METRICS: tuple[MetricSpec, ...] = (
         ("job_id",),
         "float16's maximum over the sum of the ranks' largest gradients, where float16 is reduced; below 1 it may overflow.",
     ),
+    MetricSpec(
+        "sentinel_layer_gradient_growth_ratio",
+        "gauge",
+        ("job_id",),
+        "Gradient norm of the layer that has grown most, over its own mean of some 32 rounds; known after 16.",
+    ),
     MetricSpec("sentinel_reports_received", "counter", ("job_id",), "Reports of ranks and relays taken in."),
     MetricSpec(
         "sentinel_reports_dropped",

@@ -125,6 +125,7 @@ def _progress_families(runs: Mapping[str, RunSnapshot]) -> Iterator[Metric]:
     yield _single("sentinel_gradient_norm", _known({j: n.gradient_norm for j, n in newest.items()}))
     yield _single("sentinel_gradient_absmax", _known({j: n.gradient_absmax for j, n in newest.items()}))
     yield _single("sentinel_gradient_headroom_ratio", _known({j: n.headroom for j, n in newest.items()}))
+    yield _single("sentinel_layer_gradient_growth_ratio", _known({j: n.layer_growth for j, n in newest.items()}))
 
 
 def _known(values: Mapping[str, float | None]) -> dict[str, float]:

@@ -52,6 +52,8 @@ class RoundRow:
     gradient_absmax: float | None = None
     float16_absmax_sum: float | None = None  # of what float16 reductions were given; None: there was none
     gradient_norm: float | None = None
+    layer: str = ""  # whose gradient norm has grown most
+    layer_growth: float | None = None  # how many times its usual norm that is; None: no rank knows
     complete: bool = False
     ranks: bytearray | bytes = field(default_factory=bytearray)  # RankSaw by rank; bytes: compressed
 
@@ -89,6 +91,8 @@ class RoundRow:
             norm = math.sqrt(sum(sync.norm * sync.norm for sync in report.sync))
             if norm or not report.gradient_absmax:  # 0 beside gradients that are not: results nobody could look at
                 self.gradient_norm = _larger(self.gradient_norm, norm)
+        if report.layer_growth is not None and report.layer_growth > (self.layer_growth or 0.0):
+            self.layer, self.layer_growth = report.layer, report.layer_growth
         if report.skipped:
             self.skipped += 1
         self.mark(report.rank, RankSaw.SKIPPED if report.skipped else RankSaw.CLEAN)

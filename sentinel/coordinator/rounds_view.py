@@ -38,6 +38,10 @@ class RoundView(_Record):
     gradient_norm: float | None
     gradient_absmax: float | None
     headroom: float | None = Field(description="float16's maximum over the sum of the ranks' largest gradients")
+    layer: str = Field(
+        description="whose gradient norm has grown most over its own usual one; empty while that is not known"
+    )
+    layer_growth: float | None = Field(description="how many times its usual norm that is")
     blocks: str = Field(description="one digit of RankSaw for each block of ranks, the worst in it")
 
 
@@ -99,6 +103,8 @@ def _view(row: RoundRow, first: int, ranks: int, per_block: int) -> RoundView:
         gradient_norm=row.gradient_norm,
         gradient_absmax=row.gradient_absmax,
         headroom=row.headroom,
+        layer=row.layer,
+        layer_growth=row.layer_growth,
         blocks=_blocks(row.saw(), first, ranks, per_block),
     )
 

@@ -43,6 +43,7 @@ class NewestRound:
     gradient_norm: float | None
     gradient_absmax: float | None
     headroom: float | None
+    layer_growth: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,9 @@ def _newest(row: RoundRow | None) -> NewestRound | None:
     loss = {} if row.loss_mean is None else {"mean": row.loss_mean}
     if row.losses:
         loss |= {"min": row.loss_min, "max": row.loss_max}
-    return NewestRound(row.step, loss, row.loss_scale, row.gradient_norm, row.gradient_absmax, row.headroom)
+    return NewestRound(
+        row.step, loss, row.loss_scale, row.gradient_norm, row.gradient_absmax, row.headroom, row.layer_growth
+    )
 
 
 def _open(incidents: Iterable[Incident]) -> list[Incident]:

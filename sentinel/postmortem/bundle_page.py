@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from sentinel.bundle.manifest import BatchEntry, PartHeader, TensorStatistics
 from sentinel.bundle.reader import Bundle, Part
 from sentinel.incidents.describe import rank_list
+from sentinel.postmortem.layers import layer_story
 from sentinel.postmortem.samples import sample_sentences
 from sentinel.postmortem.text import columns, labelled, number, printable
 from sentinel.wire.names import MANIFEST
@@ -25,10 +26,17 @@ def describe_bundle(bundle: Bundle, ranks: Sequence[int] | None = None) -> str:
     """The page, with the parts of ``ranks`` in full (default: the first few that hold something odd). Raises BundleRefused."""
     parts = bundle.parts
     shown = [rank for rank in sorted(parts) if rank in ranks] if ranks else _telling(parts)
-    blocks = [_head(bundle), _parts(bundle), *(_part(parts[rank].header) for rank in shown)]
+    blocks = [_head(bundle), _parts(bundle), *_growth(parts), *(_part(parts[rank].header) for rank in shown)]
     if len(shown) < len(parts) and not ranks:
         blocks.append(f"Another rank in full: sentinel dump show {printable(str(bundle.path), 400)} --rank N")
     return "\n\n".join(blocks)
+
+
+def _growth(parts: dict[int, Part]) -> list[str]:
+    """What the layers' norms say, if anything."""
+    story = layer_story(part.header for _, part in sorted(parts.items()))
+    sentences = story.sentences if story is not None else ()
+    return ["\n".join(["Layers", *(f"  {printable(sentence, 400)}" for sentence in sentences)])] if sentences else []
 
 
 def _telling(parts: dict[int, Part]) -> list[int]:

@@ -214,6 +214,10 @@ class RoundClosed(_Message, frozen=True, array_like=True, tag="round", forbid_un
     weights: tuple[Weights, ...] = ()
     guarded: Guarded = Guarded.NO
     float16_absmax: float | None = None  # gradient_absmax of reductions in float16 alone (None: there was none)
+    layer: str = (
+        ""  # whose gradient norm has grown most over its own usual one, ``layer_growth`` times (None: not known)
+    )
+    layer_growth: float | None = None
 
 
 class PartWritten(_Message, frozen=True, array_like=True, tag="part", forbid_unknown_fields=True):

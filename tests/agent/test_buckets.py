@@ -81,7 +81,9 @@ def trained(watched: Watched, *, nan_in_round: int = -1) -> list[str]:
         model(rows).square().mean().backward()
         optimizer.step()
     rounds = watched.rounds[before:]
-    synced = [[(s.group, s.size, s.collectives, s.identity, s.norm, s.foreign) for s in r.sync] for r in rounds]
+    synced = [
+        [(s.group, s.size, s.collectives, s.identity, f"{s.norm:.4g}", s.foreign) for s in r.sync] for r in rounds
+    ]
     return [
         repr((r.evidence, r.loss, r.gradient_absmax, r.unreduced, one)) for r, one in zip(rounds, synced, strict=True)
     ]

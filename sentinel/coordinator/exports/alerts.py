@@ -126,6 +126,13 @@ ALERTS: tuple[Alert, ...] = (
         wait="1m",
     ),
     Alert(
+        "SentinelLayerGradientGrowing",
+        "max_over_time(sentinel_layer_gradient_growth_ratio[5m]) > 100",
+        "warning",
+        "{{ $labels.job_id }}: gradients of one layer are {{ $value | humanize }} times their usual size",
+        "Its norm is more than a hundred times its own mean of the last rounds. The rounds of the API (/api/v1/rounds) name it.",
+    ),
+    Alert(
         "SentinelDumpFailed",
         _grew("sentinel_dump_failures_total", "15m", "job_id, reason"),
         "warning",

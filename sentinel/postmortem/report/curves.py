@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from sentinel.postmortem.report.rounds import History, RankRound
+from sentinel.postmortem.layers import LayerStory
+from sentinel.postmortem.report.rounds import AFTER, BEFORE, History, RankRound
 from sentinel.postmortem.report.svg import Line, line_chart
 
 LINES_PER_RANK = 8  # ranks up to which each has its line; beyond, the suspects and the others' median
 SUSPECTS_DRAWN = 4
+LAYERS_DRAWN = 5
 
 Value = Callable[[RankRound], float | None]
 
@@ -39,6 +41,17 @@ def curves(history: History) -> tuple[Curve, ...]:
         ("loss scale", lambda c: c.loss_scale, False),
     )
     return tuple(curve for one in wanted if (curve := _curve(history, *one)) is not None)
+
+
+def layer_curve(story: LayerStory, origin: int) -> Curve | None:
+    """Gradient norms of the layers that broke first or grew most, in the last rounds before ``origin`` and in it."""
+    drawn = story.layers[:LAYERS_DRAWN]
+    near = [tuple(p for p in layer.points if origin - BEFORE <= p[0] <= origin + AFTER) for layer in drawn]
+    styles = ["fault", *(f"other o{i % 4}" for i in range(len(drawn) - 1))]
+    lines = [Line(one.name, style, points) for one, style, points in zip(drawn, styles, near, strict=True)]
+    title = f"gradient norms by layer, as rank {story.rank} saw them"
+    drawing = line_chart(title, lines[::-1], origin)  # the first on top
+    return Curve(title, drawing, tuple((line.label, line.style) for line in lines)) if drawing is not None else None
 
 
 def _curve(history: History, title: str, value: Value, of_each_rank: bool) -> Curve | None:

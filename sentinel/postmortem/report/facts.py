@@ -17,6 +17,7 @@ from sentinel.bundle.reader import Bundle, BundleRefused
 from sentinel.bundle.replayed import ReplayRecord, is_replay_file
 from sentinel.incidents.events import Event
 from sentinel.incidents.model import Incident
+from sentinel.postmortem.layers import LayerStory, layer_story
 from sentinel.postmortem.lint.finding import Finding
 from sentinel.postmortem.report.batch import BatchView, Proven, batch_view
 from sentinel.postmortem.report.matrix import Matrix, matrices
@@ -38,6 +39,7 @@ class Facts:
     history: History | None
     batches: tuple[BatchView, ...]
     matrices: tuple[Matrix, ...]
+    layers: LayerStory | None
     replays: tuple[ReplayRecord, ...]
     script: str
     lint: tuple[Finding, ...]
@@ -73,6 +75,7 @@ def gather(incident: Incident | None, bundle_path: Path | None, run_dir: Path | 
         history(events, incident) if incident else None,
         tuple(batch_view(bundle, h, h.rank in suspects, _proven(replays, h.rank)) for h in shown) if bundle else (),
         matrices(sorted(headers, key=lambda h: h.rank)),
+        layer_story(headers),
         replays,
         script,
         lint,

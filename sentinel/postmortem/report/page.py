@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from sentinel import __version__
 from sentinel.incidents.describe import rank_list
 from sentinel.postmortem.report.advice import Step, next_steps
-from sentinel.postmortem.report.curves import Curve, curves
+from sentinel.postmortem.report.curves import Curve, curves, layer_curve
 from sentinel.postmortem.report.facts import Facts
 from sentinel.postmortem.report.rounds import CellState
 from sentinel.postmortem.report.svg import heat_map, histogram, short
@@ -67,9 +67,17 @@ def _section(facts: Facts) -> Section:
         facts,
         heat_map(past) if past else None,
         tuple(state for state in CellState if state in states),
-        curves(past) if past else (),
+        _curves(facts),
         next_steps(facts),
     )
+
+
+def _curves(facts: Facts) -> tuple[Curve, ...]:
+    """Around the fault: what the event log has of every rank, and what the bundle has of every layer."""
+    past = facts.history
+    origin = facts.incident.round if facts.incident else max((h.round for h in facts.headers), default=0)
+    by_layer = layer_curve(facts.layers, origin) if facts.layers else None
+    return (*(curves(past) if past else ()), *([by_layer] if by_layer is not None else []))
 
 
 def _ticks(text: str) -> Markup:

@@ -31,6 +31,8 @@ def _blocks(facts: Facts) -> Iterator[str]:
             yield describe_bundle(facts.bundle)
         except BundleRefused as refusal:
             yield f"the bundle cannot be read in full: {printable(str(refusal), 300)}"
+    if facts.layers is not None and facts.layers.sentences and facts.incident is not None:
+        yield "\n".join(["Layers", *(f"  {printable(sentence, 400)}" for sentence in facts.layers.sentences)])
     yield from (_replay(replay) for replay in facts.replays)
     if facts.lint:
         yield f"Lint of {printable(facts.script, 300)}\n{text_report(facts.lint)}"

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from sentinel.postmortem.layers import LayerStory
 from sentinel.postmortem.lint.output import finding_record
 from sentinel.postmortem.report.advice import next_steps
 from sentinel.postmortem.report.batch import BatchView, TensorView
@@ -39,6 +40,7 @@ def _report(facts: Facts) -> dict[str, Any]:
             m.what: [name for name, cells in m.rows if any(c.style == "nonfinite" for c in cells)]
             for m in facts.matrices
         },
+        "layers": _layers(facts.layers) if facts.layers else None,
         "replays": [json.loads(replay.model_dump_json()) for replay in facts.replays],
         "script": facts.script or None,
         "lint": [finding_record(finding) for finding in facts.lint],
@@ -63,6 +65,14 @@ def _rounds(history: History) -> list[dict[str, Any]]:
         }
         for _, cell in sorted(history.cells.items(), key=lambda item: (item[1].round, item[1].rank))
     ]
+
+
+def _layers(story: LayerStory) -> dict[str, Any]:
+    return {
+        "rank": story.rank,
+        "said": list(story.sentences),
+        "norms": {one.name: [[round_, _number(norm)] for round_, norm in one.points] for one in story.layers},
+    }
 
 
 def _batch(batch: BatchView) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def busy_run(world_size: int, run_id: str = "run") -> Run:
     run = Run(run_id, "key", Path("/nowhere"), 0.0)
     sync = (GroupSync("0", (), world_size, 1, 7, 8, norm=2.0, audited_dtype="float16"),)
     told = {"loss": 0.5, "loss_scale": 1024.0, "gradient_absmax": 1.0, "float16_absmax": 1.0, "sync": sync}
+    told |= {"layer": "down.1", "layer_growth": 3.0}
     for rank in range(world_size):
         for report in (
             hello(rank, world_size),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -12,7 +13,9 @@ import past
 import pytest
 import story
 
+from sentinel.bundle.manifest import LayerNorms
 from sentinel.bundle.replayed import replay_file
+from sentinel.postmortem.layers import layer_story
 from sentinel.postmortem.report.facts import Facts, gather
 from sentinel.postmortem.report.matrix import ROWS_SHOWN, matrices
 from sentinel.postmortem.report.page import report_html
@@ -77,6 +80,26 @@ def test_page_needs_nothing_from_elsewhere(facts: Facts) -> None:
     (policy,) = [a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
     assert policy is not None
     assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
+
+
+@pytest.fixture
+def grown(facts: Facts) -> Facts:
+    """The same, with a layer of a hostile name that grew before it broke."""
+    norms = LayerNorms(rounds=tuple(range(10)), layers={EVIL: (*(1.0,) * 7, 40.0, 90.0, math.inf), "head": (2.0,) * 10})
+    return replace(facts, layers=layer_story([story.header(0, layer_norms=norms)]))
+
+
+def test_layers_that_grew_are_drawn_and_said(facts: Facts, grown: Facts) -> None:
+    """Each format says which layer grew and which broke; the page has a curve more. Names stay text."""
+    page, plain = report_html([grown], "t"), report_text([grown])
+    assert page.count('<svg class="chart"') == report_html([facts], "t").count('<svg class="chart"') + 1
+    assert "had grown 90-fold before, from 1 to 90" in page
+    assert "had grown 90-fold before, from 1 to 90" in plain
+    assert "<script" not in page
+    told = json.loads(report_json([grown]))["reports"][0]["layers"]
+    assert told["rank"] == 0
+    assert told["norms"][EVIL][-1] == [9, "Infinity"]
+    assert json.loads(report_json([facts]))["reports"][0]["layers"] is None
 
 
 def test_hostile_names_stay_text(facts: Facts) -> None:

@@ -1,0 +1,104 @@
+"""Gradient norms of this rank's layers, round by round: which layer grows, before anything is nonfinite.
+
+Owns the last rounds' norms and what growth is: a layer's norm over its own usual one. Rank 0 keeps every round, the others one in
+sixteen. Reads no tensor itself: norms come from checks that read the gradients anyway (``reductions.py``), or, where those do not
+know whose gradients they read, from one look in sixteen rounds (``looked_for``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sentinel.bundle.manifest import LayerNorms as Table
+
+KEPT_ROUNDS: Final = 64
+OTHERS_EVERY: Final = 16
+MAX_LAYERS: Final = 256
+WARM_UP: Final = 16  # rounds before a layer's usual norm is known
+MEMORY: Final = 32  # rounds over which it is averaged, in the logarithm
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The layer that has grown most: its norm this round over its usual one."""
+
+    layer: str
+    factor: float
+
+
+class LayerNorms:
+    """Norms of the open round by parameter, and of the last rounds by layer (the module that owns the parameter)."""
+
+    def __init__(self, rank: int) -> None:
+        self._every = 1 if rank == 0 else OTHERS_EVERY
+        self._open: dict[str, float] = {}
+        self._layers: dict[str, str] = {}  # of every parameter met
+        self._rounds: deque[tuple[int, dict[str, float]]] = deque(maxlen=KEPT_ROUNDS)
+        self._usual: dict[str, tuple[float, int]] = {}  # mean of log2, and of how many rounds
+
+    def wanted(self, round_: int) -> bool:
+        """Does this rank keep the norms of this round?"""
+        return round_ % self._every == 0
+
+    def looked_for(self, round_: int, *, broken: bool) -> bool:
+        """Is it worth a look of its own? Where no check has told any: in one round of sixteen, and in one with a fault."""
+        return (broken or (round_ % OTHERS_EVERY == 0 and not self._open)) and self.wanted(round_)
+
+    def note(self, names: Sequence[str], norms: Iterable[float]) -> None:
+        """L2 norms of gradients by their parameters' names; a later backward of the round replaces an earlier one's."""
+        self._open.update(zip(names, norms, strict=True))
+
+    def close(self, round_: int, scale: float | None) -> Growth | None:
+        """The round is over, its loss was scaled by ``scale``. None if nothing was noted or no layer is known well enough."""
+        if not self._open:
+            return None
+        norms = self._by_layer(scale or 1.0)
+        self._open.clear()
+        self._rounds.append((round_, norms))
+        return self._growth(norms)
+
+    def table(self) -> Table | None:
+        """The last rounds as a bundle keeps them; None if there is nothing. NaN where a layer has no norm in a round."""
+        rounds = list(self._rounds)
+        if not rounds:
+            return None
+        names = dict.fromkeys(name for _, norms in rounds for name in norms)
+        return Table(
+            rounds=tuple(number for number, _ in rounds),
+            layers={name: tuple(norms.get(name) for _, norms in rounds) for name in names},
+        )
+
+    def _by_layer(self, scale: float) -> dict[str, float]:
+        if any(name not in self._layers for name in self._open):
+            self._layers = _layers({*self._layers, *self._open})
+        squares: dict[str, float] = {}
+        for name, norm in self._open.items():
+            layer = self._layers[name]
+            squares[layer] = squares.get(layer, 0.0) + norm * norm
+        return {layer: math.sqrt(square) / scale for layer, square in squares.items()}
+
+    def _growth(self, norms: dict[str, float]) -> Growth | None:
+        most, grown = -math.inf, ""
+        for layer, norm in norms.items():
+            if not 0.0 < norm < math.inf:
+                continue  # an overflow or a dead layer says nothing of what is usual
+            size = math.log2(norm)
+            usual, rounds = self._usual.get(layer, (size, 0))
+            if rounds >= WARM_UP and size - usual > most:
+                most, grown = size - usual, layer
+            self._usual[layer] = (usual + (size - usual) / min(rounds + 1, MEMORY), rounds + 1)
+        return Growth(grown, 2.0 ** min(most, 1000.0)) if grown else None
+
+
+def _layers(names: Iterable[str]) -> dict[str, str]:
+    """Parameter -> layer: the module that owns it, or of a model with very many, the module above that."""
+    names = list(names)
+    owners = {name: tuple(name.split(".")[:-1]) or (name,) for name in names}
+    depth = max(map(len, owners.values()), default=1)
+    while depth > 1 and len({owner[:depth] for owner in owners.values()}) > MAX_LAYERS:
+        depth -= 1
+    return {name: ".".join(owner[:depth]) for name, owner in owners.items()}

@@ -1,0 +1,191 @@
+"""Gradient norms by layer: who keeps them, in how many rounds, by which names, and what growth is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from watched import Watched
+
+from sentinel_agent import bucketlayout
+from sentinel_agent.layernorms import KEPT_ROUNDS, MAX_LAYERS, OTHERS_EVERY, WARM_UP, LayerNorms
+
+NAN = float("nan")
+
+
+def healthy(norms: LayerNorms, rounds: int, start: int = 0) -> None:
+    """Rounds in which two layers have gradients of norm 5 and 1."""
+    for number in range(start, start + rounds):
+        norms.note(["down.1.weight", "down.1.bias", "head.weight"], [4.0, 3.0, 1.0])
+        norms.close(number, None)
+
+
+def test_a_layer_is_the_module_that_owns_its_parameters() -> None:
+    """Weight and bias are one layer, whose norm is that of both; the loss scale is taken out."""
+    norms = LayerNorms(0)
+    norms.note(["down.1.weight", "down.1.bias", "gain"], [8.0, 6.0, 2.0])
+    norms.close(3, 2.0)
+    table = norms.table()
+    assert table is not None
+    assert table.rounds == (3,)
+    assert table.layers == {"down.1": (5.0,), "gain": (1.0,)}
+
+
+def test_a_later_backward_replaces_an_earlier_one() -> None:
+    """Gradients add up over the micro-batches of a round: the last one's norm is the round's."""
+    norms = LayerNorms(0)
+    norms.note(["a.w"], [1.0])
+    norms.note(["a.w"], [3.0])
+    norms.close(0, None)
+    table = norms.table()
+    assert table is not None
+    assert table.layers == {"a": (3.0,)}
+
+
+def test_only_the_last_rounds_are_kept() -> None:
+    """A run of any length keeps as many rounds, and a layer that was not seen in one has no norm there."""
+    norms = LayerNorms(0)
+    healthy(norms, KEPT_ROUNDS + 5)
+    norms.note(["head.weight"], [1.0])
+    norms.close(KEPT_ROUNDS + 5, None)
+    table = norms.table()
+    assert table is not None
+    assert table.rounds == tuple(range(6, KEPT_ROUNDS + 6))
+    assert table.layers["down.1"][-2:] == (5.0, None)
+
+
+def test_a_layer_that_grows_is_named() -> None:
+    """Growth is the norm over the layer's own usual one, known after a while; a layer that is always large has not grown."""
+    norms = LayerNorms(0)
+    healthy(norms, WARM_UP - 1)
+    norms.note(["down.1.weight", "head.weight"], [5.0, 100.0])
+    assert norms.close(WARM_UP - 1, None) is None
+    healthy(norms, 20, WARM_UP)
+    norms.note(["down.1.weight", "head.weight"], [5.0, 50.0])
+    growth = norms.close(50, None)
+    assert growth is not None
+    assert growth.layer == "head"
+    assert 30 < growth.factor < 60
+
+
+@pytest.mark.parametrize("odd", [0.0, math.inf, NAN])
+def test_what_is_not_a_size_teaches_nothing(odd: float) -> None:
+    """Zero, infinite and undefined norms are kept as they are and change no layer's usual norm."""
+    norms = LayerNorms(0)
+    healthy(norms, 30)
+    norms.note(["head.weight"], [odd])
+    assert norms.close(30, None) is None
+    norms.note(["head.weight"], [1.0])
+    growth = norms.close(31, None)
+    assert growth is not None
+    assert growth.factor == pytest.approx(1.0)
+
+
+def test_very_many_layers_are_taken_together() -> None:
+    """A model of a thousand modules is told by the modules above them."""
+    names = [f"blocks.{block}.part{part}.weight" for block in range(40) for part in range(25)]
+    norms = LayerNorms(0)
+    norms.note(names, [1.0] * len(names))
+    norms.close(0, None)
+    table = norms.table()
+    assert table is not None
+    assert len(table.layers) == 40 <= MAX_LAYERS
+    assert table.layers["blocks.7"] == (5.0,)
+
+
+def test_rank_0_keeps_every_round_and_the_others_some() -> None:
+    """What one rank keeps of reduced gradients, all could."""
+    assert all(LayerNorms(0).wanted(number) for number in range(40))
+    assert [number for number in range(40) if LayerNorms(3).wanted(number)] == [0, OTHERS_EVERY, 2 * OTHERS_EVERY]
+
+
+def train(model: nn.Module, rounds: int, rows: Callable[[int], torch.Tensor]) -> None:
+    """Plain training."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for number in range(rounds):
+        optimizer.zero_grad()
+        model(rows(number)).square().mean().backward()
+        optimizer.step()
+
+
+def deep(width: int) -> nn.Sequential:
+    """Three layers whose buckets are large for the quick look if ``width`` is."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, 1))
+
+
+@pytest.mark.parametrize("width", [8, 200], ids=["small buckets", "large buckets"])
+@pytest.mark.parametrize("view", [False, True], ids=["copied", "bucket views"])
+def test_ddp_tells_every_layer_in_every_round(watched: Watched, width: int, view: bool) -> None:
+    """Once DDP has rebuilt its buckets, the check of a bucket tells each layer's norm, which is that of its gradients."""
+    model = DistributedDataParallel(deep(width), bucket_cap_mb=0.1, gradient_as_bucket_view=view)
+    train(model, 8, lambda _number: torch.randn(4, width))
+    table = watched.agent.ledger.reductions.norms.table()
+    assert table is not None
+    assert table.rounds[-5:] == (3, 4, 5, 6, 7)
+    for number, layer in enumerate(model.module):
+        gradients = [p.grad for p in layer.parameters() if p.grad is not None]
+        norm = float(nn.utils.get_total_norm(gradients))
+        assert table.layers[str(number)][-1] == pytest.approx(norm, rel=1e-4)
+
+
+def test_a_layout_that_does_not_fit_is_not_believed(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the parameters DDP is said to have put into a bucket are others, their values differ, and nothing is learnt."""
+    original = bucketlayout._buckets
+
+    def turned(module: DistributedDataParallel) -> list[list[nn.Parameter]]:
+        return [bucket[::-1] for bucket in original(module)]
+
+    monkeypatch.setattr(bucketlayout, "_buckets", turned)
+    train(DistributedDataParallel(deep(200), bucket_cap_mb=0.1), 6, lambda _number: torch.randn(4, 200))
+    table = watched.agent.ledger.reductions.norms.table()
+    assert table is not None
+    assert table.rounds == (0,)  # the look of its own, in one round of sixteen
+
+
+def test_a_loop_of_its_own_tells_what_it_reduces(watched: Watched) -> None:
+    """Gradients that a script reduces one by one have their norms by name."""
+    model = deep(8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+    table = watched.agent.ledger.reductions.norms.table()
+    assert table is not None
+    assert table.rounds == (0, 1, 2)
+    assert set(table.layers) == {"0", "1", "2"}
+
+
+def test_the_round_of_the_fault_has_its_norms(watched: Watched) -> None:
+    """Where something became nonfinite the layers are looked at once more: those behind it are finite, those before are not."""
+    model = DistributedDataParallel(deep(200), bucket_cap_mb=0.1)
+
+    def rows(number: int) -> torch.Tensor:
+        if number == 6:
+            model.module[1].register_full_backward_hook(lambda _module, given, _got: (given[0] * NAN,))
+        return torch.randn(4, 200)
+
+    train(model, 7, rows)
+    table = watched.agent.ledger.reductions.norms.table()
+    assert table is not None
+    assert table.rounds[-1] == 6
+    assert [math.isfinite(table.layers[name][-1] or 0.0) for name in "012"] == [False, True, True]
+
+
+def test_the_growth_of_a_layer_reaches_the_coordinator(watched: Watched) -> None:
+    """The record of a round names the layer that has grown most, and how far."""
+    model = DistributedDataParallel(deep(8))
+    train(model, 24, lambda number: torch.ones(4, 8) * (100.0 if number == 23 else 1.0))
+    last = watched.rounds[-1]
+    assert last.layer in ("0", "1", "2")
+    assert last.layer_growth is not None
+    assert last.layer_growth > 30
+    assert all(one.layer_growth is None for one in watched.rounds[:WARM_UP])
