@@ -109,7 +109,7 @@ class Ledger:
         self.round.backward_ended = self.round.between = False
         self.round.backward_thread = threading.get_ident()
         self.layouts.forget_gradients()
-        if weights_due(self.round.number):
+        if self._weights_due(self.round.number):
             self.reductions.learn_layouts()
             self.replicas.backward_begins(self.layouts.gradients())
 
@@ -122,7 +122,7 @@ class Ledger:
         self.clock.backward_ended()
         self.replicas.look_at_gradients(self.round.number, in_hook=True)
         self.layouts.forget_gradients()
-        if weights_due(self.round.number):
+        if self._weights_due(self.round.number):
             self.replicas.backward_ended(self.layouts.gradients())
         self._scan.remember_gradients()
         self.reductions.backward_ended()
@@ -214,9 +214,13 @@ class Ledger:
             echoes=damage.parameters,
         )
 
+    def _weights_due(self, number: int) -> bool:
+        """Are weights compared in this round? Those of a very small model in every one."""
+        return weights_due(number) or self.layouts.small
+
     def _look_at_replicas(self, closing: Round) -> tuple[list[str], tuple[Weights, ...]]:
         """In some rounds: which gradients nobody reduced, and fingerprints of the weights they will be applied to."""
-        if self._me.world_size == 1 or not weights_due(closing.number):
+        if self._me.world_size == 1 or not self._weights_due(closing.number):
             return [], ()
         unreduced = self.replicas.unreduced()
         wanted = set(unreduced)

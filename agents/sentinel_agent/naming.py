@@ -63,6 +63,8 @@ class Naming:
     def __init__(self) -> None:
         self._roots: list[weakref.ref[nn.Module]] = []
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._shards: weakref.WeakKeyDictionary[nn.Module, dict[str, weakref.ref[torch.Tensor]]]
+        self._shards = weakref.WeakKeyDictionary()
 
     @property
     def known(self) -> bool:
@@ -140,4 +142,14 @@ class Naming:
             for prefix, module in named_modules(root, seen=seen):
                 for name, tensor in getattr(module, kind).items():
                     if tensor is not None:
-                        yield (f"{prefix}.{name}" if prefix else name), tensor
+                        kept = self._sharded_form(module, name, tensor)
+                        yield (f"{prefix}.{name}" if prefix else name), kept
+
+    def _sharded_form(self, module: nn.Module, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """FSDP2 puts gathered parameters in the places of the shards while it computes: what is trained are the shards."""
+        if hasattr(tensor, "_local_tensor"):
+            self._shards.setdefault(module, {})[name] = weakref.ref(tensor)
+            return tensor
+        shards = self._shards.get(module)
+        shard = shards[name]() if shards is not None and name in shards else None
+        return tensor if shard is None else shard

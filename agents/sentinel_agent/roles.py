@@ -14,9 +14,11 @@ from types import CodeType, FrameType
 import torch
 
 from sentinel.wire.messages import Role
+from sentinel_agent.fingerprint import SMALL
 from sentinel_agent.taps import comm_hook
 
 MAX_FRAMES = 24
+SMALL_TENSORS = 64  # a model of no more, with ``SMALL`` elements in all, is compared in every round
 
 
 class Caller(Enum):
@@ -147,6 +149,7 @@ class Layouts:
     """Shapes of the parameters, and the storages of their gradients as they stand after a backward."""
 
     def __init__(self) -> None:
+        self.small = False  # so few and small parameters that looking at all of them costs nothing
         self._parameters: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self._shapes: set[torch.Size] = set()
         self._totals: set[int] = set()
@@ -161,6 +164,7 @@ class Layouts:
         for _, parameter in trained:
             by_dtype[parameter.dtype] = by_dtype.get(parameter.dtype, 0) + parameter.numel()
         self._totals = {*by_dtype.values(), sum(by_dtype.values())}
+        self.small = len(trained) <= SMALL_TENSORS and sum(by_dtype.values()) <= SMALL
         self._owners = None
 
     @property

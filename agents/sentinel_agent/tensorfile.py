@@ -6,6 +6,7 @@ training process near its memory limit cannot afford; this one holds one tensor 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from collections.abc import Iterable
@@ -100,8 +101,20 @@ def flush_to_disk(out: BinaryIO) -> None:
 
 
 def host_bytes(tensor: Tensor) -> memoryview[int]:
-    """The elements in row-major order, as bytes in host memory, with every bit as it is (NaN payloads too)."""
+    """The elements in row-major order, as bytes in host memory, with every bit as it is (NaN payloads too).
+
+    Not by way of numpy: a storage that numpy has seen can never be resized again, and FSDP frees gathered parameters so.
+    Raises RuntimeError for tensor subclasses that have no memory of their own, and for memory that is gone.
+    """
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     if plain.numel() == 0:
         return memoryview(b"")
-    return plain.view(torch.uint8).numpy().data
+    if torch._C._dispatch_keys(plain).has(torch._C.DispatchKey.Python):
+        raise RuntimeError(f"tensor subclasses such as {type(tensor).__name__} have no bytes of their own")
+    storage = plain.untyped_storage()
+    start, size = plain.storage_offset() * plain.element_size(), plain.numel() * plain.element_size()
+    if storage.nbytes() < start + size or not storage.data_ptr():
+        raise RuntimeError("the tensor's memory is gone")
+    elements = (ctypes.c_ubyte * size).from_address(int(storage.data_ptr()) + start)
+    elements.tensor = plain  # type: ignore[attr-defined] # the view below keeps it alive through this
+    return memoryview(elements).cast("B")

@@ -25,6 +25,9 @@ def group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     if dist.is_initialized():
+        # gloo's threads may still wait for the GIL to let go of Python objects; a group that is taken apart under the GIL waits
+        # for those threads. While this barrier waits they have it.
+        dist.barrier()
         dist.destroy_process_group()
 
 

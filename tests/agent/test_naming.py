@@ -122,3 +122,16 @@ def test_nothing_is_kept_alive() -> None:
     gc.collect()
     assert _names(naming) == []
     assert naming.optimizers() == []
+
+
+def test_gathered_parameters_stand_for_their_shards(group: None) -> None:
+    """Inside of an FSDP2 forward the modules hold gathered parameters; what is named, written and looked at are the shards."""
+    naming = Naming()
+    model = fully_shard(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
+    naming.add_root(model)
+    shards = dict(naming.parameters())
+    model.unshard()
+    assert "_local_tensor" not in vars(model[0].weight)
+    assert {name: id(p) for name, p in naming.parameters()} == {name: id(p) for name, p in shards.items()}
+    model.reshard()
+    assert {name: id(p) for name, p in naming.parameters()} == {name: id(p) for name, p in shards.items()}

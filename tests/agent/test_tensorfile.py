@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import stat
 from pathlib import Path
 
@@ -79,3 +80,34 @@ def test_what_the_format_cannot_hold_is_told_before() -> None:
     assert not storable(torch.ones(1, dtype=torch.complex128))
     assert not storable(torch.eye(2).to_sparse())
     assert not storable(torch.ones(1, device="meta"))
+
+
+def test_a_written_tensor_can_still_be_resized(tmp_path: Path) -> None:
+    """FSDP gives up gathered parameters by resizing their storage to nothing: writing one must not take that away."""
+    tensor = torch.arange(8.0)
+    write_tensors(tmp_path / "t.safetensors", [("t", tensor[2:6])])
+    assert tensor.untyped_storage().resizable()
+    tensor.untyped_storage().resize_(0)
+    assert load_file(tmp_path / "t.safetensors")["t"].tolist() == [2.0, 3.0, 4.0, 5.0]
+
+
+def test_the_bytes_outlive_the_tensor() -> None:
+    """Whoever holds the bytes holds the memory."""
+    held = host_bytes(torch.arange(100_000, dtype=torch.int64) * 1)
+    gc.collect()
+    torch.zeros(100_000, dtype=torch.int64)
+    assert bytes(held[-8:]) == (99_999).to_bytes(8, "little")
+
+
+def test_memory_that_is_gone_is_an_error() -> None:
+    """A storage that was given up is not read: neither a crash nor somebody else's bytes."""
+    tensor = torch.arange(8.0)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError):
+        host_bytes(tensor)
+
+
+def test_a_subclass_that_only_marks_is_written() -> None:
+    """A plain subclass, as data set libraries have them, has its bytes like any tensor."""
+    marked = torch.arange(4.0).as_subclass(type("Marked", (torch.Tensor,), {}))
+    assert bytes(host_bytes(marked)) == bytes(host_bytes(torch.arange(4.0)))

@@ -205,6 +205,21 @@ def skipped_by_the_framework() -> None:
             parameter.grad = None
 
 
+def sharded_rank_leaves_the_step_out() -> None:
+    """fully_shard, and each rank looks at its own loss before it steps."""
+    fault = Planted()
+    model = network(fault)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(STEPS):
+        fault.armed = step == FAULT
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        if not (fault.armed and lab.rank() == GUILTY):
+            optimizer.step()
+
+
 def _one_by_one(model: nn.Module) -> None:
     for parameter in model.parameters():
         average(parameter.grad)
