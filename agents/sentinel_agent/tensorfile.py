@@ -115,6 +115,6 @@ def host_bytes(tensor: Tensor) -> memoryview[int]:
     start, size = plain.storage_offset() * plain.element_size(), plain.numel() * plain.element_size()
     if storage.nbytes() < start + size or not storage.data_ptr():
         raise RuntimeError("the tensor's memory is gone")
-    elements = (ctypes.c_ubyte * size).from_address(int(storage.data_ptr()) + start)
+    elements = (ctypes.c_ubyte * size).from_address(storage.data_ptr() + int(start))
     elements.tensor = plain  # type: ignore[attr-defined] # the view below keeps it alive through this
     return memoryview(elements).cast("B")
