@@ -27,7 +27,7 @@ from sentinel_agent.replicas import Replicas
 from sentinel_agent.rounds import Reduction, Round
 from sentinel_agent.scan import Scan
 from sentinel_agent.taps import comm_hook, fsdp
-from sentinel_agent.taps.wire import Call, Reader, group_of, work_of
+from sentinel_agent.taps.wire import GATHERS, Call, Reader, group_of, work_of
 
 _COMMON = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -58,12 +58,31 @@ class Reductions:
 
     def before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reduction | Bucket | None:
         """Check what a collective is given."""
+        if read.op in GATHERS:
+            self._gathered(read, args, kwargs)
+            return None
         if roles.in_backward() and roles.from_autograd() and not comm_hook.running():
             bucket = quick_look(read, args, kwargs)
             if bucket is not None:
                 return self._keep(bucket)
         self.book()
         return self._before(read, args, kwargs)
+
+    def _gathered(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An all-gather of a forward spreads one rank's values to all, as an activation's reduction does; numbered apart."""
+        round_ = self._ledger.round
+        if round_.between or roles.in_backward() or round_.backward_elsewhere() or comm_hook.running():
+            return
+        call = read(args, kwargs)
+        group, ranks = group_of(call.group)
+        group = f"{group} gather"
+        index = round_.next_index(group)
+        parts = [part for tensor in call.inputs if (part := given_part(tensor)) is not None]
+        found = self._checker.check_parts(parts)
+        if found is not None and found.nonfinite:
+            dtype = str(parts[0].dtype).removeprefix("torch.")
+            given = Reduction(read.op, group, ranks, index, "GATHER", dtype, Role.ACTIVATION, found)
+            self._ledger.latch(Phase.WIRE, found, given)
 
     def _keep(self, bucket: Bucket) -> Bucket:
         """Book it later; only a sum that is to be compared cannot wait, since the collective is about to write."""

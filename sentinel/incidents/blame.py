@@ -48,10 +48,41 @@ def received_through_activation(window: RoundWindow, rank: int) -> bool:
     return False
 
 
+def received_from_another(window: RoundWindow, rank: int) -> bool:
+    """True if another rank gave nonfinite values to an activation's or a number's collective of the forward, to which this rank
+    gave finite ones, and this rank's loss was nonfinite in the end.
+
+    A sum and a gathering bring one rank's NaN to all. What is given once backward has begun (a metric) explains no gradient.
+    """
+    if not any(e.phase is Phase.LOSS for e in window.of_rank(rank)):
+        return False
+    given = [e for e in window.of_phase(Phase.WIRE) if role_of(e) in (Role.ACTIVATION, Role.SCALAR)]
+    own = [e for e in given if e.rank == rank]
+    return any(
+        _reaches(e, rank) and _precedes_gradients(window, e) and not any(_is_same(e, one) for one in own)
+        for e in given
+        if e.rank != rank
+    )
+
+
+def _reaches(given: Evidence, rank: int) -> bool:
+    one = given.collective
+    return one is not None and one.reduce_op in _SPREADING and (not one.ranks or rank in one.ranks)
+
+
+def _precedes_gradients(window: RoundWindow, given: Evidence) -> bool:
+    """Was it given before anything of the same rank's backward was?"""
+    later = (e.order for e in window.gradient_evidence() if e.rank == given.rank)
+    return given.order < min(later, default=given.order + 1)
+
+
+_SPREADING = frozenset({"SUM", "AVG", "PRODUCT", "GATHER"})
+
+
 def raw_origins(window: RoundWindow) -> tuple[int, ...]:
     """Ranks whose own gradients were nonfinite before any reduction.
 
-    Left out are receivers of activations, and ranks of which it is not known what they met first.
+    Left out are receivers of activations and other values of the forward, and ranks of which it is not known what they met first.
     """
     first: dict[int, Evidence] = {}
     for evidence in window.gradient_evidence():
@@ -60,7 +91,9 @@ def raw_origins(window: RoundWindow) -> tuple[int, ...]:
     return tuple(
         rank
         for rank, evidence in sorted(first.items())
-        if window.gapless(evidence) and not received_through_activation(window, rank)
+        if window.gapless(evidence)
+        and not received_through_activation(window, rank)
+        and not received_from_another(window, rank)
     )
 
 

@@ -178,11 +178,18 @@ def test_any_dtype_passes(spy: Spy, tensor: torch.Tensor) -> None:
 
 
 def test_other_collectives_are_left_alone(spy: Spy) -> None:
-    """Gathers, broadcasts and barriers are no reductions."""
+    """Broadcasts, barriers, and gathering into one tensor (as FSDP gathers parameters) are no reductions."""
     dist.broadcast(torch.ones(2), 0)
-    dist.all_gather([torch.zeros(2)], torch.ones(2))
+    dist.all_gather_single(torch.zeros(2), torch.ones(2))
     dist.barrier()
     assert spy.ops == []
+
+
+def test_gathering_a_list_is_shown_with_what_was_given(spy: Spy) -> None:
+    """Nonfinite values travel through it from rank to rank."""
+    given = torch.ones(2)
+    dist.all_gather([torch.zeros(2)], given)
+    assert spy.ops == ["allgather_"]
 
 
 def test_a_collective_of_the_listener_s_own_is_not_shown_to_it(spy: Spy) -> None:

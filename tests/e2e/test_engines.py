@@ -43,6 +43,7 @@ PLANTED = {
     ("shard_of_the_sum_overflows", 2): Fault("nonfinite_gradient", "post_reduce", (), "reduction_induced"),
     ("skipped_by_the_framework", 2): RANK_1,
     ("sharded_rank_leaves_the_step_out", 2): RANK_1,
+    ("gathered_embeddings", 2): RANK_1,
     ("stale_gradient", 2): Fault("bad_reduction", "pre_reduce", (1,), "rank_local"),
     ("stale_flat_gradient", 2): Fault("bad_reduction", "pre_reduce", (1,), "rank_local"),
     ("contribution_of_zeros", 2): Fault("bad_reduction", "pre_reduce", (1,), "rank_local"),

@@ -1,4 +1,4 @@
-"""Tap on the wire: a Python kernel for c10d's reductions at dispatch key BackendSelect.
+"""Tap on the wire: a Python kernel for c10d's reductions (and all-gathers of lists) at dispatch key BackendSelect.
 
 Owns the kernels and what they read off a call. They see every caller on every thread (DDP's C++ reducer, FSDP, hand-written loops,
 functional and compiled collectives) and pass arguments through untouched, so results stay bit-identical. What a value means is
@@ -25,6 +25,9 @@ OPS = {
     "reduce_scatter_tensor_coalesced_": ("inputs", "outputs"),
 }
 """Op -> names of its input and output arguments in the c10d schema."""
+
+GATHERS = {"allgather_": ("input_tensors", "output_tensors")}
+"""Not reductions, but nonfinite values travel through them. FSDP gathers parameters by other ops."""
 
 REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 """c10d's RedOpType, in the order of its enum."""
@@ -55,7 +58,7 @@ class Reader:
 
     def __init__(self, op: str, order: list[str]) -> None:
         self.op = op
-        self._inputs, self._outputs = OPS[op]
+        self._inputs, self._outputs = (OPS | GATHERS)[op]
         self._at = {argument: i for i, argument in enumerate(order)}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -97,7 +100,7 @@ def install(listener: Listener) -> None:
     _listener = listener
     if _library is None:
         _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-        for op in OPS:
+        for op in (*OPS, *GATHERS):
             if hasattr(torch.ops.c10d, op):
                 _library.impl(op, _kernel(op), "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
 

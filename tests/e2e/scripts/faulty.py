@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.nn.functional import all_gather
 
 STEPS, FAULT, GUILTY = 6, 3, 1
 
@@ -203,6 +204,20 @@ def skipped_by_the_framework() -> None:
             optimizer.step()
         for parameter in model.parameters():
             parameter.grad = None
+
+
+def gathered_embeddings() -> None:
+    """A contrastive loss over all ranks' embeddings: one rank's NaN makes every rank's loss NaN at once."""
+    model = ddp()
+    optimizer = sgd(model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        rows, _ = lab.batch(step)
+        if step == FAULT and lab.rank() == GUILTY:
+            rows[0, 0] = float("nan")
+        everyone = torch.cat(all_gather(model(rows)))
+        torch.nn.functional.cross_entropy(everyone @ everyone.T, torch.arange(len(everyone))).backward()
+        optimizer.step()
 
 
 def sharded_rank_leaves_the_step_out() -> None:

@@ -49,6 +49,7 @@ SHARD = msgspec.structs.replace(BUCKET, op="_reduce_scatter_base_")
 ACTIVATION = msgspec.structs.replace(BUCKET, role=Role.ACTIVATION)
 DERIVED = msgspec.structs.replace(BUCKET, role=Role.DERIVED, index=1)
 SCALAR = msgspec.structs.replace(BUCKET, role=Role.SCALAR)
+GATHERED = msgspec.structs.replace(ACTIVATION, group="0 gather", op="allgather_", reduce_op="GATHER")
 
 
 def collective(like: Collective = BUCKET, **changes: Any) -> Collective:

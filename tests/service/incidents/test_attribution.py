@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from service.incidents.rounds import ACTIVATION, DERIVED, FINITE, HALF_BUCKET, INF, SHARD, Round, collective, verdict_of
+import pytest
+from service.incidents.rounds import (
+    ACTIVATION,
+    DERIVED,
+    FINITE,
+    GATHERED,
+    HALF_BUCKET,
+    INF,
+    SCALAR,
+    SHARD,
+    Round,
+    collective,
+    verdict_of,
+)
 
 from sentinel.incidents.model import Attribution, Stage
-from sentinel.wire.messages import ClosedBy, Phase
+from sentinel.wire.messages import ClosedBy, Collective, Phase
 
 TENSOR_PARALLEL = collective(ACTIVATION, group="tp", ranks=(0, 1))
 
@@ -65,3 +78,46 @@ def test_gradients_that_nobody_could_look_at_are_not_called_finite() -> None:
     """Nonfinite on a wire as wide as the gradients, and no look at the gradients: a cast cannot have done it."""
     verdict = verdict_of(Round(2, 3).wire(1, raw=None).reduced())
     assert (verdict.stage, verdict.suspect_ranks) == (Stage.PRE_REDUCE, (1,))
+
+
+LATER = collective(index=1)
+SUMMED = collective(SCALAR, index=0)
+
+
+@pytest.mark.parametrize("way", [GATHERED, SUMMED], ids=["gathered embeddings", "a summed number"])
+def test_whoever_gave_nan_to_a_collective_of_the_forward_is_the_origin(way: Collective) -> None:
+    """Rank 0's NaN is brought to every rank by what the forward exchanges: their losses and gradients follow from it."""
+    told = Round(3, 3).wire(0, of=way, raw=None).loss().nan_gradient(0, 1, 2, of=LATER)
+    verdict = verdict_of(told)
+    assert (verdict.rule, verdict.suspect_ranks) == ("raw_gradient", (0,))
+
+
+def test_a_number_given_after_the_gradients_explains_none() -> None:
+    """A metric that is summed once backward has run says nothing of how another rank's gradients came to be."""
+    told = Round(2, 3).loss().nan_gradient(0, 1).wire(0, of=collective(SCALAR, index=1), raw=None)
+    assert verdict_of(told).suspect_ranks == (0, 1)
+
+
+def test_a_rank_that_gave_nan_itself_is_no_receiver() -> None:
+    """Both ranks' losses were nonfinite before they were averaged for the log: both are origins."""
+    told = Round(2, 3).wire(0, 1, of=SUMMED, raw=None).loss().nan_gradient(0, 1, of=LATER)
+    assert verdict_of(told).suspect_ranks == (0, 1)
+
+
+def test_a_rank_whose_loss_was_finite_received_nothing() -> None:
+    """Its gradients became nonfinite in its own backward, whatever another rank's averaged loss was."""
+    told = Round(2, 3).wire(0, of=SUMMED, raw=None).loss(0).nan_gradient(0, 1, of=LATER)
+    assert verdict_of(told).suspect_ranks == (0, 1)
+
+
+def test_a_maximum_brings_nobody_a_nan() -> None:
+    """Only what adds up or is handed on spreads it for certain."""
+    told = Round(2, 3).wire(0, of=collective(SUMMED, reduce_op="MAX"), raw=None).loss().nan_gradient(0, 1, of=LATER)
+    assert verdict_of(told).suspect_ranks == (0, 1)
+
+
+def test_ranks_of_another_group_received_nothing() -> None:
+    """What ranks 0 and 1 gather does not reach rank 2."""
+    pair = collective(GATHERED, group="pair gather", ranks=(0, 1))
+    told = Round(3, 3).wire(0, of=pair, raw=None).loss().nan_gradient(0, 1, 2, of=LATER)
+    assert verdict_of(told).suspect_ranks == (0, 2)

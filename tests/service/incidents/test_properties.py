@@ -12,6 +12,7 @@ from service.incidents.rounds import (
     ACTIVATION,
     DERIVED,
     FINITE,
+    GATHERED,
     HALF_BUCKET,
     INF,
     SHARD,
@@ -106,7 +107,11 @@ CHAINED_STORIES = [
         ),
     ),
 ]
-STORIES = PLAIN_STORIES + CHAINED_STORIES
+# Who received is known only from who gave: if that is lost, receivers are taken for origins (RULES.md says so).
+GIVEN_STORIES = [
+    Story("gathered", 3, (0,), lambda r: r.wire(0, of=GATHERED, raw=None).loss().nan_gradient(0, 1, 2, of=LATER)),
+]
+STORIES = PLAIN_STORIES + CHAINED_STORIES + GIVEN_STORIES
 
 
 def verdict(incident: Incident) -> tuple[object, ...]:
