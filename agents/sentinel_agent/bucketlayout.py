@@ -94,9 +94,15 @@ def _reduced(module: DistributedDataParallel) -> Iterable[nn.Parameter]:
 
 def _holds(bucket: Tensor, parameters: list[nn.Parameter], sizes: tuple[int, ...]) -> bool:
     """Is the first value at each parameter's place that of its gradient?"""
-    gradients = [p.grad for p in parameters if p.grad is not None and p.grad.dtype is bucket.dtype]
+    gradients = [p.grad for p in parameters if p.grad is not None and _is_like(p.grad, bucket)]
     if len(gradients) < len(parameters):
         return False
     firsts = torch.stack([g.detach().as_strided((), (), g.storage_offset()) for g in gradients])
     places = torch.tensor([0, *sizes[:-1]], device=bucket.device).cumsum(0)
     return torch.equal(bucket[places], firsts)
+
+
+def _is_like(gradient: Tensor, bucket: Tensor) -> bool:
+    """A plain gradient of the bucket's kind: no sparse one, no shard."""
+    same = gradient.dtype is bucket.dtype and gradient.device == bucket.device
+    return same and type(gradient) is Tensor and gradient.layout is torch.strided and gradient.numel() > 0

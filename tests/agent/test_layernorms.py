@@ -189,3 +189,28 @@ def test_the_growth_of_a_layer_reaches_the_coordinator(watched: Watched) -> None
     assert last.layer_growth is not None
     assert last.layer_growth > 30
     assert all(one.layer_growth is None for one in watched.rounds[:WARM_UP])
+
+
+def test_sparse_gradients_are_left_out(watched: Watched) -> None:
+    """An embedding with sparse gradients, which DDP reduces apart, disturbs nothing."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Linear(8, 200), nn.Linear(200, 200))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(torch.randint(0, 50, (4,))).square().mean().backward()
+        optimizer.step()
+    table = watched.agent.ledger.reductions.norms.table()
+    assert table is not None
+    assert {"1", "2"} <= set(table.layers)
+
+
+def test_unused_parameters_are_looked_at_now_and_then(watched: Watched) -> None:
+    """Where DDP never rebuilds its buckets nobody says what lies where: one look of its own in sixteen rounds."""
+    model = DistributedDataParallel(deep(8), find_unused_parameters=True)
+    train(model, 18, lambda _number: torch.randn(4, 8))
+    table = watched.agent.ledger.reductions.norms.table()
+    assert table is not None
+    assert table.rounds == (0, 16)
