@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sentinel.wire.messages import Check, ClosedBy, Evidence, Guarded, Phase, Role, RoundClosed, Weights
+from sentinel.wire.messages import AT_START, Check, ClosedBy, Evidence, Guarded, Phase, Role, RoundClosed, Weights
 from sentinel.wire.scale import ScaleSearch
 from sentinel_agent.check import Checker
 from sentinel_agent.clock import Clock
@@ -232,6 +232,9 @@ class Ledger:
             applied = self._scan.gradients()
             if applied.nonfinite:
                 self.latch(Phase.APPLIED, applied.found, parameters=applied.names, total=applied.total)
+        started = self._scan.buffers_at_start
+        if closing.number == 0 and started.nonfinite and (closing.loss_nonfinite or closing.gradient_nonfinite):
+            self.latch(Phase.BUFFERS, started.found, parameters=started.names, total=started.total, note=AT_START)
         damage = self._state.look(suspicious=closing.suspicious)
         for phase, news in ((Phase.PARAMS, damage.parameter_news), (Phase.BUFFERS, damage.buffer_news)):
             if news is not None:

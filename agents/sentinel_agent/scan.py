@@ -50,6 +50,7 @@ class Scan:
         self._marks: dict[int, tuple[weakref.ref[torch.Tensor] | None, int]] = {}
         self._finite_at_start: set[str] | None = None
         self._small_buffers: list[weakref.ref[torch.Tensor]] = []
+        self.buffers_at_start = Scanned(EMPTY)  # those that held NaN before the first forward
 
     def start(self) -> Scanned:
         """Parameters before the first forward. Infinity in a parameter that is not trained may be meant (a mask): NaN never is."""
@@ -82,6 +83,7 @@ class Scan:
         named = [(name, part) for name, buffer in self.naming.buffers() if (part := local_part(buffer)) is not None]
         finite = [(name, part) for name, part in named if not check_one(part).nonfinite]
         self._finite_at_start = {name for name, _ in finite}
+        self.buffers_at_start = _look(((n, p) for n, p in named if n not in self._finite_at_start), nan_only=True)
         self._small_buffers = [
             weakref.ref(b) for n, b in self.naming.buffers() if n in self._finite_at_start and _is_small(b)
         ]

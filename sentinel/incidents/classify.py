@@ -10,16 +10,15 @@ Finite failures (9-11, 14-16) are ``comparisons.py``'s, wrong use and the audit 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 
 from sentinel.incidents import blame
 from sentinel.incidents.describe import findings, loss_words, parameters_of, plural, rank_list
 from sentinel.incidents.finding import attribution_of
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage, Verdict
-from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS, ScalerHistory
-from sentinel.incidents.window import RoundWindow
-from sentinel.wire.messages import ClosedBy, Evidence, Phase, Role
+from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS
+from sentinel.incidents.view import View
+from sentinel.wire.messages import AT_START, ClosedBy, Evidence, Phase, Role
 
 
 class Quiet(StrEnum):
@@ -28,35 +27,6 @@ class Quiet(StrEnum):
     SCALER_SEARCH = "scaler_search"  # rule 1: ordinary skip of the GradScaler
     SCALER_COLLAPSED = "scaler_collapsed"  # one more skip of a scaler whose collapse rule 15 tells
     NOTHING_CONFIRMED = "nothing_confirmed"  # only values that reached no gradient, loss or parameter
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """One round as the rules see it. ``missing``: ranks whose reports are not (all) here."""
-
-    window: RoundWindow
-    world: tuple[int, ...]
-    missing: tuple[int, ...]
-    scaler: ScalerHistory
-    losses_grew: bool = False
-
-    @property
-    def losses(self) -> list[Evidence]:
-        """Nonfinite losses; a nonfinite scalar reduction or root output stands in only where a forward had no backward."""
-        found = self.window.of_phase(Phase.LOSS)
-        closed = self.window.closed.values()
-        stepped = any(c.closed_by in (ClosedBy.OPTIMIZER, ClosedBy.SCALER_SKIP) for c in closed)
-        if found or stepped or not any(c.forwards for c in closed):
-            return found
-        return [
-            e
-            for e in self.window.evidence
-            if e.phase is Phase.OUTPUT or (e.phase is Phase.WIRE and e.collective and e.collective.role is Role.SCALAR)
-        ]
-
-    def group_of(self, evidence: Evidence) -> tuple[int, ...]:
-        """Global ranks of the group whose collective the evidence is about; the world if it is about none, or all of it."""
-        return (evidence.collective.ranks if evidence.collective else ()) or self.world
 
 
 Outcome = Verdict | Quiet
@@ -104,6 +74,23 @@ def parameters_at_start(view: View) -> Outcome | None:
         Cause.FRAMEWORK,
         f"{_names(seen)} nonfinite before the first forward on {rank_list(_ranks(seen))}: "
         "uninitialised memory, or a broken checkpoint",
+    )
+
+
+def buffers_at_start(view: View) -> Outcome | None:
+    """Rule 2, of buffers: they held NaN before the first forward, and its loss or gradients were nonfinite."""
+    seen = [e for e in view.window.of_phase(Phase.BUFFERS) if e.note == AT_START]
+    if not seen:
+        return None
+    return _verdict(
+        view,
+        "buffers_at_start",
+        Kind.NONFINITE_BUFFERS,
+        Stage.INIT_WEIGHTS,
+        seen,
+        Cause.FRAMEWORK,
+        f"buffers held NaN before the first forward on {rank_list(_ranks(seen))} ({_names(seen)}), and what was computed with them "
+        "is nonfinite: uninitialised memory, or a broken checkpoint",
     )
 
 
@@ -310,6 +297,7 @@ def buffers(view: View) -> Outcome | None:
 RULES: tuple[Rule, ...] = (
     scaler_search,
     parameters_at_start,
+    buffers_at_start,
     parameters_after_step,
     raw_gradient,
     activation_reduction,

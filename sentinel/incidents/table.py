@@ -46,6 +46,14 @@ TABLE: tuple[Row, ...] = (
         _C,
     ),
     Row(
+        "buffers_at_start",
+        "buffers that held NaN before the first forward, whose loss or gradients are nonfinite",
+        _K.NONFINITE_BUFFERS,
+        _S.INIT_WEIGHTS,
+        WHERE_SEEN,
+        _C,
+    ),
+    Row(
         "parameters_after_step",
         "parameters nonfinite at a round's start, no earlier incident",
         _K.NONFINITE_PARAMETERS,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sentinel.incidents import habits
 from sentinel.incidents.book import Book
-from sentinel.incidents.classify import Quiet, View, classify
+from sentinel.incidents.classify import Quiet, classify
 from sentinel.incidents.comparisons import at_end, compare
 from sentinel.incidents.counts import TrackerCounts
 from sentinel.incidents.events import (
@@ -34,6 +34,7 @@ from sentinel.incidents.model import Incident, Verdict
 from sentinel.incidents.roster import RankState, Roster
 from sentinel.incidents.scaler import ScalerHistory
 from sentinel.incidents.silence import Silence
+from sentinel.incidents.view import View
 from sentinel.incidents.window import RoundWindow
 from sentinel.wire.messages import (
     Counted,

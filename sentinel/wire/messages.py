@@ -31,6 +31,10 @@ class Phase(StrEnum):
     EXIT = "exit"  # the rank raised or left while its round was open
 
 
+AT_START = "before the first forward"
+"""Note of BUFFERS evidence in round 0: buffers that held NaN when the training began."""
+
+
 class Role(StrEnum):
     """Whose reduction it is; only gradients make gradient faults."""
 

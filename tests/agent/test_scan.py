@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from watched import Watched
 
-from sentinel.wire.messages import Phase
+from sentinel.wire.messages import AT_START, Phase
 from sentinel_agent.naming import Naming
 from sentinel_agent.scan import MAX_NAMES, Scan
 
@@ -257,3 +257,34 @@ def test_nan_next_to_a_sparse_gradient_is_named(watched: Watched) -> None:
     dist.all_reduce(model[1].weight.grad)
     assert not watched.faults
     assert "1.weight" in watched.evidence(Phase.WIRE)[0].parameters
+
+
+class Shifted(nn.Module):
+    """Adds a buffer, or only has it."""
+
+    def __init__(self, value: float, *, used: bool) -> None:
+        super().__init__()
+        self.linear, self.used = nn.Linear(2, 1), used
+        self.register_buffer("shift", torch.tensor([0.0, value]))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Finite unless the buffer is used and is not."""
+        return self.linear(rows + self.shift if self.used else rows)
+
+
+@pytest.mark.parametrize(
+    ("value", "used", "told"),
+    [(float("nan"), True, 1), (float("nan"), False, 0), (float("-inf"), True, 0)],
+    ids=["used", "unused", "a mask's infinity"],
+)
+def test_buffers_that_begin_with_nan_are_told_if_it_shows(
+    watched: Watched, value: float, used: bool, told: int
+) -> None:
+    """NaN in a buffer before the first forward is told with the first round's nonfinite loss, not for its own sake."""
+    model = Shifted(value, used=used)
+    watched.agent.root_made(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    started = [e for e in watched.evidence(Phase.BUFFERS) if e.note == AT_START]
+    assert [e.parameters for e in started] == [("shift",)] * told

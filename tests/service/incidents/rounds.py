@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
-from sentinel.incidents.classify import View, classify
+from sentinel.incidents.classify import classify
 from sentinel.incidents.comparisons import compare
 from sentinel.incidents.events import Command, Event, Expect, Received, SaveIncident, Tick
 from sentinel.incidents.finding import Finding
@@ -21,6 +21,7 @@ from sentinel.incidents.history import History
 from sentinel.incidents.model import Incident, Verdict
 from sentinel.incidents.scaler import ScalerHistory
 from sentinel.incidents.tracker import Tracker
+from sentinel.incidents.view import View
 from sentinel.incidents.window import RoundWindow
 from sentinel.wire.messages import (
     Check,

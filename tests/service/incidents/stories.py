@@ -11,7 +11,7 @@ from service.incidents.rounds import ACTIVATION, DERIVED, FINITE, HALF_BUCKET, I
 
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage
 from sentinel.incidents.scaler import ScalerHistory
-from sentinel.wire.messages import ClosedBy, Phase
+from sentinel.wire.messages import AT_START, ClosedBy, Phase
 
 LEFT = collective(group="left", ranks=(0, 1))
 RIGHT = collective(group="right", ranks=(2, 3))
@@ -20,6 +20,7 @@ TENSOR_PARALLEL = collective(ACTIVATION, group="tp", ranks=(0, 1))
 GRADIENT = Kind.NONFINITE_GRADIENT
 DECIDES = {
     "parameters_at_start": (Kind.NONFINITE_PARAMETERS, Stage.INIT_WEIGHTS, Severity.CRITICAL),
+    "buffers_at_start": (Kind.NONFINITE_BUFFERS, Stage.INIT_WEIGHTS, Severity.CRITICAL),
     "parameters_after_step": (Kind.NONFINITE_PARAMETERS, Stage.OPTIMIZER, Severity.CRITICAL),
     "raw_gradient": (GRADIENT, Stage.PRE_REDUCE, Severity.CRITICAL),
     "activation_reduction": (GRADIENT, Stage.POST_REDUCE, Severity.CRITICAL),
@@ -67,6 +68,14 @@ PARAMETER_ROWS = [
         "parameters_at_start",
         EVERY,
         (0, 1, 2),
+        Cause.FRAMEWORK,
+    ),
+    Row(
+        "one rank began with NaN in a buffer, which DDP gave to all",
+        Round(2).loss().saw(Phase.BUFFERS, 0, parameters=("shift",), note=AT_START).nan_gradient(0, 1),
+        "buffers_at_start",
+        LOCAL,
+        (0,),
         Cause.FRAMEWORK,
     ),
     Row(
