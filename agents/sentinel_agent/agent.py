@@ -100,7 +100,8 @@ class Agent:
         wire.install(self)
         comm_hook.install(dist)
         join.install(nn.parallel.distributed, self.ledger.shadowed, self.health)
-        optimizer.install(self._optimizer_steps, self._optimizer_made, self.health, self._intervene)
+        stepping = self._optimizer_steps, self._optimizer_made
+        optimizer.install(*stepping, self.health, self._intervene, self.ledger.written.stepped)
         self.scaler.install()
         told = (self.ledger.loss, self._backward_begins, self._backward_ended)
         loss.install(*told, self.scaler.unscaled, self.health, self._agree if self.guard.acts else None)

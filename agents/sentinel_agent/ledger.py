@@ -14,7 +14,18 @@ from typing import Any
 
 import torch
 
-from sentinel.wire.messages import AT_START, Check, ClosedBy, Evidence, Guarded, Phase, Role, RoundClosed, Weights
+from sentinel.wire.messages import (
+    AT_START,
+    WRITTEN,
+    Check,
+    ClosedBy,
+    Evidence,
+    Guarded,
+    Phase,
+    Role,
+    RoundClosed,
+    Weights,
+)
 from sentinel.wire.scale import ScaleSearch
 from sentinel_agent.check import Checker
 from sentinel_agent.clock import Clock
@@ -26,6 +37,7 @@ from sentinel_agent.roles import in_backward
 from sentinel_agent.rounds import Reduction, Round
 from sentinel_agent.scan import MAX_NAMES, Scan, Scanned
 from sentinel_agent.state import Damage, State
+from sentinel_agent.written import Written
 
 NO_CHECK = Check(0, 0, 0, 0.0)
 MAX_EVIDENCE = 256
@@ -55,6 +67,7 @@ class Ledger:
         self._checker = checker
         self._scan = scan
         self._state = State(scan)
+        self.written = Written()
         self._send = send
         self._on_suspicious = on_suspicious
         self._on_closed = on_closed
@@ -236,10 +249,21 @@ class Ledger:
         if closing.number == 0 and started.nonfinite and (closing.loss_nonfinite or closing.gradient_nonfinite):
             self.latch(Phase.BUFFERS, started.found, parameters=started.names, total=started.total, note=AT_START)
         damage = self._state.look(suspicious=closing.suspicious)
-        for phase, news in ((Phase.PARAMS, damage.parameter_news), (Phase.BUFFERS, damage.buffer_news)):
-            if news is not None:
-                self.latch(phase, news.found, parameters=news.names, total=news.total)
+        if damage.parameter_news is not None:
+            self._tell_parameters(damage.parameter_news)
+        else:
+            self.written.round_closes(p for _, p in self.layouts.parameters())
+        if damage.buffer_news is not None:
+            news = damage.buffer_news
+            self.latch(Phase.BUFFERS, news.found, parameters=news.names, total=news.total)
         return damage
+
+    def _tell_parameters(self, news: Scanned) -> None:
+        """Parameters were found nonfinite: did the last step leave them so, or has somebody else written them since?"""
+        names = set(news.names)
+        written = self.written.since_the_step(p for name, p in self._scan.naming.parameters() if name in names)
+        note = WRITTEN if written else ""
+        self.latch(Phase.PARAMS, news.found, parameters=news.names, total=news.total, note=note)
 
     def _worth_keeping(self, closing: Round, skipped: bool) -> bool:
         """A dump is for rounds with a nonfinite loss or gradient, but not for a scaler's ordinary skip.

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from sentinel.incidents import blame
-from sentinel.incidents.describe import findings, loss_words, parameters_of, plural, rank_list
+from sentinel.incidents.describe import loss_words, rank_list
 from sentinel.incidents.finding import attribution_of
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage, Verdict
 from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS
+from sentinel.incidents.verdicts import group_of, names_of, ranks_of, verdict_on
 from sentinel.incidents.view import View
-from sentinel.wire.messages import AT_START, ClosedBy, Evidence, Phase, Role
+from sentinel.wire.messages import AT_START, WRITTEN, ClosedBy, Evidence, Phase, Role
 
 
 class Quiet(StrEnum):
@@ -65,14 +66,14 @@ def parameters_at_start(view: View) -> Outcome | None:
     seen = view.window.of_phase(Phase.INIT)
     if not seen:
         return None
-    return _verdict(
+    return verdict_on(
         view,
         "parameters_at_start",
         Kind.NONFINITE_PARAMETERS,
         Stage.INIT_WEIGHTS,
         seen,
         Cause.FRAMEWORK,
-        f"{_names(seen)} nonfinite before the first forward on {rank_list(_ranks(seen))}: "
+        f"{names_of(seen)} nonfinite before the first forward on {rank_list(ranks_of(seen))}: "
         "uninitialised memory, or a broken checkpoint",
     )
 
@@ -82,15 +83,32 @@ def buffers_at_start(view: View) -> Outcome | None:
     seen = [e for e in view.window.of_phase(Phase.BUFFERS) if e.note == AT_START]
     if not seen:
         return None
-    return _verdict(
+    return verdict_on(
         view,
         "buffers_at_start",
         Kind.NONFINITE_BUFFERS,
         Stage.INIT_WEIGHTS,
         seen,
         Cause.FRAMEWORK,
-        f"buffers held NaN before the first forward on {rank_list(_ranks(seen))} ({_names(seen)}), and what was computed with them "
-        "is nonfinite: uninitialised memory, or a broken checkpoint",
+        f"buffers held NaN before the first forward on {rank_list(ranks_of(seen))} ({names_of(seen)}), and what was "
+        "computed with them is nonfinite: uninitialised memory, or a broken checkpoint",
+    )
+
+
+def parameters_written(view: View) -> Outcome | None:
+    """Rule 2: parameters nonfinite at a round's start that somebody but the optimizer has written since the last step."""
+    seen = view.window.of_phase(Phase.PARAMS)
+    if not seen or not all(e.note == WRITTEN for e in seen):
+        return None
+    return verdict_on(
+        view,
+        "parameters_written",
+        Kind.NONFINITE_PARAMETERS,
+        Stage.PARAMS,
+        seen,
+        Cause.FRAMEWORK,
+        f"{names_of(seen)} nonfinite at the start of this round on {rank_list(ranks_of(seen))}, and not by the optimizer: "
+        "something else has written them since its last step (a checkpoint that was loaded?)",
     )
 
 
@@ -99,14 +117,14 @@ def parameters_after_step(view: View) -> Outcome | None:
     seen = view.window.of_phase(Phase.PARAMS)
     if not seen:
         return None
-    return _verdict(
+    return verdict_on(
         view,
         "parameters_after_step",
         Kind.NONFINITE_PARAMETERS,
         Stage.OPTIMIZER if view.window.round > 0 else Stage.PARAMS,
         seen,
         Cause.OPTIMIZATION,
-        f"{_names(seen)} already nonfinite at the start of this round on {rank_list(_ranks(seen))}"
+        f"{names_of(seen)} already nonfinite at the start of this round on {rank_list(ranks_of(seen))}"
         + (", though the gradients before were finite: the step before made them so" if view.window.round else ""),
     )
 
@@ -120,17 +138,17 @@ def raw_gradient(view: View) -> Outcome | None:
     loss_ranks = set(view.window.ranks_of(Phase.LOSS))
     lost = [rank for rank in origins if rank in loss_ranks]
     spoilt = blame.raw_nonfinite_ranks(view.window)
-    others = [r for r in _group(view, seen) if r not in spoilt]
+    others = [r for r in group_of(view, seen) if r not in spoilt]
     innocent = f"; {rank_list(others)} contributed finite gradients" if others and not view.missing else ""
     loss = f", its loss was nonfinite too ({rank_list(lost)})" if lost else ", though its loss was finite"
-    return _verdict(
+    return verdict_on(
         view,
         "raw_gradient",
         Kind.NONFINITE_GRADIENT,
         Stage.PRE_REDUCE,
         seen,
         _cause_of_raw(view, origins, bool(lost)),
-        f"gradients of {rank_list(origins)} were nonfinite before the reduction ({_names(seen)}){loss}{innocent}",
+        f"gradients of {rank_list(origins)} were nonfinite before the reduction ({names_of(seen)}){loss}{innocent}",
     )
 
 
@@ -145,7 +163,7 @@ def activation_reduction(view: View) -> Outcome | None:
     unknown = tuple(rank for rank in view.group_of(seen) if rank in view.missing)
     if unknown:
         return _incomplete(view, seen, unknown)
-    return _verdict(
+    return verdict_on(
         view,
         "activation_reduction",
         Kind.NONFINITE_GRADIENT,
@@ -159,7 +177,7 @@ def activation_reduction(view: View) -> Outcome | None:
 
 
 def _given_to_activation(view: View, seen: Evidence, gave: tuple[int, ...]) -> Verdict:
-    return _verdict(
+    return verdict_on(
         view,
         "given_to_activation",
         Kind.NONFINITE_GRADIENT,
@@ -177,14 +195,14 @@ def loss_only(view: View) -> Outcome | None:
     if not seen or _confirmed_gradients(view):
         return None
     where = "no backward followed" if _no_backward(view) else "every gradient stayed finite"
-    return _verdict(
+    return verdict_on(
         view,
         "loss_only",
         Kind.NONFINITE_LOSS,
         Stage.FORWARD,
         seen,
-        Cause.DATA if len(_ranks(seen)) < len(view.world) else _shared_cause(view),
-        loss_words(seen, _ranks(seen), where),
+        Cause.DATA if len(ranks_of(seen)) < len(view.world) else _shared_cause(view),
+        loss_words(seen, ranks_of(seen), where),
         severity=Severity.WARNING,
     )
 
@@ -201,14 +219,14 @@ def wire_value(view: View) -> Outcome | None:
         if between
         else f"by the cast to {first.dtype if first else '?'} or the compression before the collective"
     )
-    return _verdict(
+    return verdict_on(
         view,
         "between_collectives" if between else "wire_cast",
         Kind.NONFINITE_GRADIENT,
         Stage.BETWEEN_COLLECTIVES if between else Stage.WIRE_CAST,
         seen,
         Cause.COMMUNICATION,
-        f"gradients of {rank_list(_ranks(seen))} were finite, but became nonfinite {made} ({_names(named)})",
+        f"gradients of {rank_list(ranks_of(seen))} were finite, but became nonfinite {made} ({names_of(named)})",
     )
 
 
@@ -229,7 +247,7 @@ def reduced_value(view: View) -> Outcome | None:
 
 def _sum_overflow(view: View, results: list[Evidence], bound: float) -> Verdict:
     dtype = _dtype(results)
-    return _verdict(
+    return verdict_on(
         view,
         "sum_overflow",
         Kind.NONFINITE_GRADIENT,
@@ -247,8 +265,8 @@ def _damaged_reduction(view: View, results: list[Evidence], bound: float) -> Ver
     group = view.group_of(results[0])
     scattered = results[0].collective is not None and "scatter" in results[0].collective.op
     # of a reduce-scatter only owners see a result, and the others' inputs are not known: that accuses nobody
-    differing = _ranks(results) if len(_ranks(results)) < len(group) and not scattered else ()
-    return _verdict(
+    differing = ranks_of(results) if len(ranks_of(results)) < len(group) and not scattered else ()
+    return verdict_on(
         view,
         "damaged_reduction",
         Kind.BAD_REDUCTION,
@@ -256,14 +274,14 @@ def _damaged_reduction(view: View, results: list[Evidence], bound: float) -> Ver
         results,
         Cause.COMMUNICATION,
         f"every rank gave {_name_of(results[0])} finite values whose sum cannot exceed {bound:.4g}, "
-        f"yet the result is nonfinite on {rank_list(_ranks(results))}",
+        f"yet the result is nonfinite on {rank_list(ranks_of(results))}",
         attribution=attribution_of(differing, group) if differing else Attribution.REDUCTION_INDUCED,
         suspects=differing,
     )
 
 
 def _incomplete(view: View, first: Evidence, unknown: tuple[int, ...]) -> Verdict:
-    return _verdict(
+    return verdict_on(
         view,
         "reduced_incomplete",
         Kind.NONFINITE_GRADIENT,
@@ -282,14 +300,14 @@ def buffers(view: View) -> Outcome | None:
     seen = view.window.of_phase(Phase.BUFFERS)
     if not seen:
         return None
-    return _verdict(
+    return verdict_on(
         view,
         "buffers",
         Kind.NONFINITE_BUFFERS,
         Stage.FORWARD,
         seen,
         Cause.DATA,
-        f"buffers of {rank_list(_ranks(seen))} became nonfinite in this round's forward ({_names(seen)}), "
+        f"buffers of {rank_list(ranks_of(seen))} became nonfinite in this round's forward ({names_of(seen)}), "
         "though loss and gradients stayed finite: evaluation with them will not be",
     )
 
@@ -298,6 +316,7 @@ RULES: tuple[Rule, ...] = (
     scaler_search,
     parameters_at_start,
     buffers_at_start,
+    parameters_written,
     parameters_after_step,
     raw_gradient,
     activation_reduction,
@@ -306,36 +325,6 @@ RULES: tuple[Rule, ...] = (
     loss_only,
     buffers,
 )
-
-
-def _verdict(
-    view: View,
-    rule: str,
-    kind: Kind,
-    stage: Stage,
-    seen: list[Evidence],
-    cause: Cause,
-    reason: str,
-    *,
-    severity: Severity = Severity.CRITICAL,
-    attribution: Attribution | None = None,
-    suspects: tuple[int, ...] | None = None,
-) -> Verdict:
-    ranks = _ranks(seen) if suspects is None else suspects
-    missing = f" (reports of {rank_list(view.missing)} are missing)" if view.missing and "missing" not in reason else ""
-    return Verdict(
-        rule=rule,
-        kind=kind,
-        stage=stage,
-        attribution=attribution or attribution_of(ranks, _group(view, seen)),
-        suspect_ranks=ranks,
-        severity=severity,
-        cause=cause,
-        reason=reason + missing,
-        parameters=parameters_of(seen) or parameters_of(view.window.of_phase(Phase.APPLIED)),
-        missing_ranks=view.missing,
-        findings=findings(view.window, ranks),
-    )
 
 
 def _cause_of_raw(view: View, origins: tuple[int, ...], loss_nonfinite: bool) -> Cause:
@@ -361,22 +350,6 @@ def _confirmed_gradients(view: View) -> bool:
 
 def _no_backward(view: View) -> bool:
     return any(c.closed_by is ClosedBy.EXIT for c in view.window.closed.values())
-
-
-def _group(view: View, seen: list[Evidence]) -> tuple[int, ...]:
-    return tuple(sorted({rank for e in seen for rank in view.group_of(e)})) or view.world
-
-
-def _ranks(seen: list[Evidence]) -> tuple[int, ...]:
-    return tuple(sorted({e.rank for e in seen}))
-
-
-def _names(seen: list[Evidence]) -> str:
-    names = parameters_of(seen)
-    total = max(len(names), *(e.parameters_total for e in seen)) if seen else 0
-    if not names:
-        return "parameters not named"
-    return f"{names[0]} and {plural(total - 1, 'other parameter')}" if total > 1 else names[0]
 
 
 def _name_of(seen: Evidence) -> str:

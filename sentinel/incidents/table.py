@@ -54,6 +54,14 @@ TABLE: tuple[Row, ...] = (
         _C,
     ),
     Row(
+        "parameters_written",
+        "parameters nonfinite at a round's start, written by something else since the last step",
+        _K.NONFINITE_PARAMETERS,
+        _S.PARAMS,
+        WHERE_SEEN,
+        _C,
+    ),
+    Row(
         "parameters_after_step",
         "parameters nonfinite at a round's start, no earlier incident",
         _K.NONFINITE_PARAMETERS,

@@ -34,6 +34,9 @@ class Phase(StrEnum):
 AT_START = "before the first forward"
 """Note of BUFFERS evidence in round 0: buffers that held NaN when the training began."""
 
+WRITTEN = "written since the last step"
+"""Note of PARAMS evidence: somebody but the optimizer has written the parameters that were found nonfinite."""
+
 
 class Role(StrEnum):
     """Whose reduction it is; only gradients make gradient faults."""

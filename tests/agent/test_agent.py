@@ -76,6 +76,7 @@ def _sites(
 
 IN_TRAINING = {
     *("wire", "wire_result", "join", "completion", "loss", "agree", "backward_end", "optimizer", "optimizer_made"),
+    "optimizer_stepped",
     *(
         "scaler",
         "scaler_step",

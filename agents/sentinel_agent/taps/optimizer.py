@@ -1,6 +1,6 @@
-"""Tap on optimizers: a global pre-hook before every step, and their construction.
+"""Tap on optimizers: a global hook before and after every step, and their construction.
 
-Owns the hook and the wrapping of closures: Lightning and LBFGS run backward *inside* ``step(closure)``, so the round is judged
+Owns the hooks and the wrapping of closures: Lightning and LBFGS run backward *inside* ``step(closure)``, so the round is judged
 when the closure returns. What a step means is the ledger's business.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from sentinel.wire.messages import Guarded
@@ -26,8 +26,10 @@ def install(
     on_made: Callable[[torch.optim.Optimizer], None],
     health: Health,
     intervene: Callable[[Guarded, torch.optim.Optimizer, bool], None] = lambda *_: None,
+    on_stepped: Callable[[torch.optim.Optimizer], None] = lambda _: None,
 ) -> None:
-    """Call ``on_step(optimizer, again)`` once its gradients are ready and before it uses them; ``on_made`` after construction.
+    """Call ``on_step(optimizer, again)`` once its gradients are ready and before it uses them, ``on_stepped`` when it has;
+    ``on_made`` after construction.
 
     ``again`` is True from the second evaluation of a closure within one step on. Where ``on_step`` says skipped or halted,
     ``intervene(decision, optimizer, inside)`` is called, which may raise into the user's own call; ``inside``: the step is running.
@@ -49,13 +51,20 @@ def install(
         return (args, {**kwargs, "closure": judged}) if "closure" in kwargs else ((args[0], judged, *args[2:]), kwargs)
 
     vars(before_step)["_torchdynamo_disable"] = True  # a compiled step calls it, outside of what it compiles
+    stepped = health.guarded("optimizer_stepped", on_stepped)
+
+    def after_step(optimizer: torch.optim.Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        stepped(optimizer)
+
+    vars(after_step)["_torchdynamo_disable"] = True
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(before_step))
+        _handles.append(register_optimizer_step_post_hook(after_step))
     wrap(torch.optim.Optimizer, "__init__", lambda original: _then(original, made))
 
 
 def uninstall() -> None:
-    """Remove the hook."""
+    """Remove the hooks."""
     while _handles:
         _handles.pop().remove()
 

@@ -11,7 +11,7 @@ from service.incidents.rounds import ACTIVATION, DERIVED, FINITE, HALF_BUCKET, I
 
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage
 from sentinel.incidents.scaler import ScalerHistory
-from sentinel.wire.messages import AT_START, ClosedBy, Phase
+from sentinel.wire.messages import AT_START, WRITTEN, ClosedBy, Phase
 
 LEFT = collective(group="left", ranks=(0, 1))
 RIGHT = collective(group="right", ranks=(2, 3))
@@ -21,6 +21,7 @@ GRADIENT = Kind.NONFINITE_GRADIENT
 DECIDES = {
     "parameters_at_start": (Kind.NONFINITE_PARAMETERS, Stage.INIT_WEIGHTS, Severity.CRITICAL),
     "buffers_at_start": (Kind.NONFINITE_BUFFERS, Stage.INIT_WEIGHTS, Severity.CRITICAL),
+    "parameters_written": (Kind.NONFINITE_PARAMETERS, Stage.PARAMS, Severity.CRITICAL),
     "parameters_after_step": (Kind.NONFINITE_PARAMETERS, Stage.OPTIMIZER, Severity.CRITICAL),
     "raw_gradient": (GRADIENT, Stage.PRE_REDUCE, Severity.CRITICAL),
     "activation_reduction": (GRADIENT, Stage.POST_REDUCE, Severity.CRITICAL),
@@ -76,6 +77,14 @@ PARAMETER_ROWS = [
         "buffers_at_start",
         LOCAL,
         (0,),
+        Cause.FRAMEWORK,
+    ),
+    Row(
+        "one rank loaded a broken checkpoint in the middle of its training",
+        Round(2, 5).loss(1).nan_gradient(1).saw(Phase.PARAMS, 1, parameters=("w",), note=WRITTEN),
+        "parameters_written",
+        LOCAL,
+        (1,),
         Cause.FRAMEWORK,
     ),
     Row(

@@ -13,7 +13,7 @@ from sentinel.incidents import classify, habits, replicas, silence, stalls
 from sentinel.incidents.classify import Quiet
 from sentinel.incidents.table import TABLE
 
-MAKERS = {"_verdict", "finding", "_finding", "_bad_reduction"}
+MAKERS = {"verdict_on", "finding", "_finding", "_bad_reduction"}
 ROWS = {row.rule: row for row in TABLE}
 
 
