@@ -53,7 +53,7 @@ def quick_look(read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> B
     numel = tensor.numel()
     if numel <= NORM_FROM:
         return None
-    norm = _norm(tensor).item()
+    norm = _norm(tensor, dtype=torch.float32).item()
     if not 0.0 < norm < math.inf:
         return None
     return Bucket(read, args, kwargs, given, Check(numel, 0, 0, norm))

@@ -105,7 +105,7 @@ def check_one(tensor: torch.Tensor) -> Check:
     if tensor.element_size() < 2:
         tensor = tensor.to(torch.float32)
     if tensor.numel() > NORM_FROM and tensor.dtype in (torch.float32, torch.bfloat16):
-        norm = torch.linalg.vector_norm(tensor).item()
+        norm = torch.linalg.vector_norm(tensor, dtype=torch.float32).item()  # ranks compare it: not rounded to bfloat16
         if 0.0 < norm < math.inf:
             return Check(tensor.numel(), 0, 0, norm)
     low, high = torch.aminmax(tensor)
@@ -115,13 +115,18 @@ def check_one(tensor: torch.Tensor) -> Check:
     return _counted(tensor)
 
 
+def _norm(part: torch.Tensor) -> float:
+    wide = torch.float32 if part.element_size() < 4 else part.dtype
+    return float(torch.linalg.vector_norm(part, dtype=wide))
+
+
 def l2_norm(parts: list[torch.Tensor], found: Check) -> float:
     """L2 norm of tensors that were checked as ``found``: already known for large ones, except in float16, where computing it
     is slow and their largest magnitude stands in."""
     if len(parts) == 1 and found.numel > NORM_FROM:
         return found.absmax
     small = all(part.numel() <= NORM_FROM for part in parts)
-    return math.hypot(*(float(torch.linalg.vector_norm(part)) for part in parts)) if small else found.absmax
+    return math.hypot(*(_norm(part) for part in parts)) if small else found.absmax
 
 
 FEW = 4

@@ -22,7 +22,7 @@ class AgentConfig:
     ``full`` also the state of optimizers and GradScaler.
     ``redact`` names a function (``module:function``) that decides what of a batch is written (``redaction.py``).
     ``audit`` traces the forward of rounds 1, 2, 4, 8, … for half-precision overflow that is absorbed, within a budget, and never
-    where anything is compiled.
+    where anything is compiled. Off unless asked for: operators that call others inside are not autocast under a dispatch mode.
     ``guard`` is what is done about a step whose gradients every rank knows to be nonfinite: ``observe`` nothing, ``skip`` leaves it
     out (``max_skips`` in a row and ``max_skips_total`` in all, then it halts), ``halt`` ends the training.
     ``alive_seconds`` is how long a rank says nothing before it says that it is alive.
@@ -47,7 +47,7 @@ class AgentConfig:
     part_bytes: int = 10 << 30
     max_bundles: int = 8
     redact: str = ""
-    audit: bool = True
+    audit: bool = False
     guard: str = "observe"
     max_skips: int = 10
     max_skips_total: int = 100

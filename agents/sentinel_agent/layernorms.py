@@ -36,6 +36,7 @@ class LayerNorms:
     def __init__(self, rank: int) -> None:
         self._every = 1 if rank == 0 else OTHERS_EVERY
         self._open: dict[str, float] = {}
+        self._scaled = False
         self._layers: dict[str, str] = {}  # of every parameter met
         self._rounds: deque[tuple[int, dict[str, float]]] = deque(maxlen=KEPT_ROUNDS)
         self._usual: dict[str, tuple[float, int]] = {}  # mean of log2, and of how many rounds
@@ -54,6 +55,9 @@ class LayerNorms:
 
     def close(self, round_: int, scale: float | None) -> Growth | None:
         """The round is over, its loss was scaled by ``scale``. None if nothing was noted or no layer is known well enough."""
+        self._scaled |= scale is not None
+        if scale is None and self._scaled:
+            self._open.clear()  # a round that no scaler has closed: by what its gradients were scaled is not known
         if not self._open:
             return None
         norms = self._by_layer(scale or 1.0)

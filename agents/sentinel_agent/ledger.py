@@ -246,7 +246,8 @@ class Ledger:
             if applied.nonfinite:
                 self.latch(Phase.APPLIED, applied.found, parameters=applied.names, total=applied.total)
         started = self._scan.buffers_at_start
-        if closing.number == 0 and started.nonfinite and (closing.loss_nonfinite or closing.gradient_nonfinite):
+        spoilt = closing.loss_nonfinite or (closing.gradient_nonfinite and closing.loss_scale is None)
+        if closing.number == 0 and started.nonfinite and spoilt:
             self.latch(Phase.BUFFERS, started.found, parameters=started.names, total=started.total, note=AT_START)
         damage = self._state.look(suspicious=closing.suspicious)
         if damage.parameter_news is not None:
@@ -318,6 +319,12 @@ class Ledger:
             )
         )
 
+    def _tell_gathered(self) -> None:
+        """What was given to gatherings before the loss or gradients became nonfinite: it came first, and is told first."""
+        gathered, self.round.gathered = self.round.gathered, []
+        for given in gathered:
+            self.latch(Phase.WIRE, given.wire, given)
+
     def latch(
         self,
         phase: Phase,
@@ -331,6 +338,8 @@ class Ledger:
         step: int | None = None,
     ) -> None:
         """Send evidence at once and remember that this round has some. Safe from gloo's threads."""
+        if phase is Phase.LOSS or (reduction is not None and reduction.role in (Role.GRADIENT, Role.DERIVED)):
+            self._tell_gathered()
         with self._lock:
             current = self.round
             current.suspect |= phase not in (Phase.REDUCED, Phase.APPLIED, Phase.CLIP, Phase.EXIT)

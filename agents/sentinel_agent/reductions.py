@@ -6,6 +6,7 @@ Owns the wire tap's listening side. Latches evidence with the ledger; waiting fo
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from itertools import takewhile
 from typing import Any, Protocol
@@ -30,6 +31,7 @@ from sentinel_agent.taps import comm_hook, fsdp
 from sentinel_agent.taps.wire import GATHERS, Call, Reader, group_of, work_of
 
 _COMMON = frozenset({torch.float32, torch.bfloat16, torch.float16})
+MAX_GATHERED = 8  # gatherings of one round that are remembered for what they were given
 
 
 class RoundKeeper(Protocol):
@@ -69,20 +71,25 @@ class Reductions:
         return self._before(read, args, kwargs)
 
     def _gathered(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An all-gather of a forward spreads one rank's values to all, as an activation's reduction does; numbered apart."""
+        """An all-gather of a forward spreads one rank's values to all, as an activation's reduction does; numbered apart.
+
+        NaN in it is only told once a loss or gradient is nonfinite: what is padded with NaN on purpose says nothing by itself.
+        """
         round_ = self._ledger.round
-        if round_.between or roles.in_backward() or round_.backward_elsewhere() or comm_hook.running():
+        if round_.between or not round_.forwards or roles.in_backward() or round_.backward_elsewhere():
             return
+        if comm_hook.running() or roles.caller() is roles.Caller.GRADIENT_HOOK:
+            return  # FSDP1 gathers its parameters so on the host
         call = read(args, kwargs)
         group, ranks = group_of(call.group)
         group = f"{group} gather"
         index = round_.next_index(group)
         parts = [part for tensor in call.inputs if (part := given_part(tensor)) is not None]
         found = self._checker.check_parts(parts)
-        if found is not None and found.nonfinite:
+        if found is not None and found.nan and len(round_.gathered) < MAX_GATHERED:
             dtype = str(parts[0].dtype).removeprefix("torch.")
             given = Reduction(read.op, group, ranks, index, "GATHER", dtype, Role.ACTIVATION, found)
-            self._ledger.latch(Phase.WIRE, found, given)
+            round_.gathered.append(given)
 
     def _keep(self, bucket: Bucket) -> Bucket:
         """Book it later; only a sum that is to be compared cannot wait, since the collective is about to write."""
@@ -166,9 +173,8 @@ class Reductions:
         self._note_gradient(reduction)
         names = reduction.names = self._names_behind(parts, who)
         if names is not None and reduction.sharded and self.norms.wanted(self._ledger.round.number):
-            self.norms.note(
-                (_block(names),), (l2_norm(parts, reduction.wire),)
-            )  # before the reduction: all of it is here
+            norm = math.nan if reduction.wire.nonfinite else l2_norm(parts, reduction.wire)
+            self.norms.note((_block(names),), (norm,))  # before the reduction: all of it is here
         foreign = who is roles.Caller.USER and self._is_foreign(parts, names)
         chained = not roles.in_backward() and self._ledger.round.backward_elsewhere()
         self.replicas.issued(reduction, names, foreign=foreign, in_hook=comm_hook.running() or chained)
@@ -260,7 +266,7 @@ class Reductions:
             )
             if found is not None and reduction.steady and reduction.op.startswith("allreduce"):
                 norm = self._fingerprint(reduction, parts, found)
-                self._note_norms(reduction, parts, norm)
+                self._note_norms(reduction, parts, math.nan if found.nonfinite else norm)
         self._returned(reduction, found)
 
     def _finish_bucket(self, bucket: Bucket) -> None:
@@ -279,7 +285,9 @@ class Reductions:
             return
         if reduction.names is not None and len(reduction.names) == 1:
             self.norms.note(reduction.names, (norm,))
-        elif reduction.names is None and len(parts) == 1 and parts[0].numel() <= NORM_FROM:
+        elif (
+            reduction.names is None and len(parts) == 1 and parts[0].numel() <= NORM_FROM and parts[0].dtype in _COMMON
+        ):
             layout = self.buckets.of(parts[0])
             if layout is not None:
                 self.norms.note(layout.names, norms_of(torch.split(parts[0], list(layout.sizes))))

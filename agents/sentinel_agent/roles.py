@@ -164,7 +164,11 @@ class Layouts:
         for _, parameter in trained:
             by_dtype[parameter.dtype] = by_dtype.get(parameter.dtype, 0) + parameter.numel()
         self._totals = {*by_dtype.values(), sum(by_dtype.values())}
-        self.small = len(trained) <= SMALL_TENSORS and sum(by_dtype.values()) <= SMALL
+        self.small = (
+            len(trained) <= SMALL_TENSORS
+            and sum(by_dtype.values()) <= SMALL
+            and all(p.device.type == "cpu" for _, p in trained)  # a device would be waited for, tensor by tensor
+        )
         self._owners = None
 
     @property

@@ -64,6 +64,7 @@ class Round:
     infinite: bool = False  # some gradient evidence had infinities, as overflow makes them
     evidence: int = 0
     echoes: bool = False  # it begins with parameters known to be nonfinite
+    gathered: list[Reduction] = field(default_factory=list)  # gatherings that were given NaN, not told yet
     backwards: int = 0
     reducing: bool = False  # the backward that runs, or ran last, has reduced gradients
     syncs: int = 0  # backwards that did

@@ -56,7 +56,8 @@ def received_from_another(window: RoundWindow, rank: int) -> bool:
     """
     if not any(e.phase is Phase.LOSS for e in window.of_rank(rank)):
         return False
-    given = [e for e in window.of_phase(Phase.WIRE) if role_of(e) in (Role.ACTIVATION, Role.SCALAR)]
+    lost = {e.rank for e in window.of_phase(Phase.LOSS)}  # a NaN metric beside a finite loss poisoned nobody's forward
+    given = [e for e in window.of_phase(Phase.WIRE) if role_of(e) in (Role.ACTIVATION, Role.SCALAR) and e.rank in lost]
     own = [e for e in given if e.rank == rank]
     return any(
         _reaches(e, rank) and _precedes_gradients(window, e) and not any(_is_same(e, one) for one in own)

@@ -227,7 +227,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "silent_overflow",
-        "an intermediate overflowed its half precision and was absorbed (looked for in rounds 1, 2, 4, 8, …)",
+        "an intermediate overflowed its half precision and was absorbed (only where the audit is on)",
         _K.SILENT_OVERFLOW,
         _S.FORWARD,
         WHERE_SEEN,

@@ -227,6 +227,7 @@ class Tracker:
             commands = self._meet_all(compare(window, history), window, now)
         else:
             self._judged[key] = _Judged(window, None, settled=False)
+            self._forget_judged()
         self._lessons[key] = window
         commands += self._read_again(key, now)
         if not commands:
@@ -254,9 +255,12 @@ class Tracker:
             if not missing:
                 commands += self._meet_all(compare(window, history), window, now)
             self._lessons[key] = window
+        self._forget_judged()
+        return commands
+
+    def _forget_judged(self) -> None:
         while len(self._judged) > KEPT_JUDGED:
             del self._judged[min(self._judged)]
-        return commands
 
     def _judge_first(
         self, key: tuple[int, int], window: RoundWindow, missing: tuple[int, ...], now: float

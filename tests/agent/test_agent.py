@@ -71,7 +71,7 @@ def _sites(
         return guarded(health, site, _broken if site == broken else function, **options)
 
     monkeypatch.setattr(Health, "guarded", planted)
-    return watch(guard="skip"), seen
+    return watch(guard="skip", audit=True), seen
 
 
 IN_TRAINING = {

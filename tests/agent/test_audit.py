@@ -52,8 +52,8 @@ def nothing_compiled() -> None:
 
 @pytest.fixture
 def watched(watch: Callable[..., Watched]) -> Watched:
-    """An agent with the audit's defaults."""
-    return watch()
+    """An agent whose settings ask for the audit."""
+    return watch(audit=True)
 
 
 def _train(watched: Watched, model: nn.Module, forward: Callable[[int], torch.Tensor], rounds: int) -> None:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from watched import Watched
 
-from sentinel.wire.messages import Evidence, Phase, Role
+from sentinel.wire.messages import Phase, Role
 
 NAN = torch.tensor([1.0, float("nan")])
 
@@ -18,42 +18,55 @@ def gather(tensor: torch.Tensor) -> None:
     dist.all_gather([torch.empty_like(tensor)], tensor)
 
 
-def given(watched: Watched) -> list[Evidence]:
-    """What was latched of the wire."""
-    return watched.evidence(Phase.WIRE)
+def model_of(watched: Watched) -> nn.Module:
+    """A model that is watched."""
+    model = nn.Linear(2, 1)
+    watched.agent.root_made(model)
+    return model
 
 
-def test_nan_given_to_a_gathering_of_the_forward_is_told(watched: Watched) -> None:
-    """As an activation's, numbered apart from the reductions of its group."""
+def step(model: nn.Module, tensor: torch.Tensor, *, breaks: bool) -> None:
+    """A round whose forward gathers ``tensor``, and whose loss is nonfinite if it ``breaks``."""
+    output = model(torch.ones(1, 2)).sum()
     gather(torch.ones(2))
-    gather(NAN)
-    (seen,) = given(watched)
+    gather(tensor)
+    (output * float("nan") if breaks else output).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def test_nan_given_to_a_gathering_is_told_before_what_came_of_it(watched: Watched) -> None:
+    """As an activation's, numbered apart from the reductions of its group, and before the loss that it spoilt."""
+    step(model_of(watched), NAN, breaks=True)
+    seen, loss = watched.evidence(Phase.WIRE, Phase.LOSS)
     assert seen.collective is not None
     assert (seen.collective.op, seen.collective.role) == ("allgather_", Role.ACTIVATION)
     assert (seen.collective.reduce_op, seen.collective.index) == ("GATHER", 1)
     assert seen.collective.group.endswith(" gather")
-    assert seen.check.nan == 1
+    assert (seen.check.nan, seen.order, loss.phase, loss.order) == (1, 0, Phase.LOSS, 1)
 
 
-@pytest.mark.parametrize(
-    "tensor", [torch.tensor([1, 2]), torch.empty(0), torch.ones(3)], ids=["whole", "empty", "finite"]
-)
-def test_what_cannot_be_wrong_is_not_told(watched: Watched, tensor: torch.Tensor) -> None:
-    """Integers, nothing at all, and finite values."""
-    gather(tensor)
-    assert given(watched) == []
+@pytest.mark.parametrize("tensor", [torch.tensor([1, 2]), torch.empty(0), torch.ones(3), torch.tensor([float("-inf")])])
+def test_what_is_not_nan_is_not_told(watched: Watched, tensor: torch.Tensor) -> None:
+    """Integers, nothing at all, finite values, and the infinities of a mask."""
+    step(model_of(watched), tensor, breaks=True)
+    assert watched.evidence(Phase.WIRE) == []
+
+
+def test_nan_that_spoils_nothing_is_not_told(watched: Watched) -> None:
+    """What is padded with NaN on purpose, round by round, raises no suspicion."""
+    model = model_of(watched)
+    for _ in range(3):
+        step(model, NAN, breaks=False)
+    assert [r.evidence for r in watched.rounds] == [0, 0, 0]
 
 
 def test_what_is_gathered_after_backward_is_a_metric(watched: Watched) -> None:
-    """Between a backward and the next forward nothing of a gradient can come of it; from the next forward on it can."""
-    model = nn.Linear(2, 1)
-    watched.agent.root_made(model)
+    """Nothing of a gradient can come of it, not in the next round either."""
+    model = model_of(watched)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(1, 2)).sum().backward()
     gather(NAN)
     optimizer.step()
-    assert given(watched) == []
-    output = model(torch.ones(1, 2)).sum()
     gather(NAN)
-    output.backward()
-    assert len(given(watched)) == 1
+    step(model, torch.ones(2), breaks=True)
+    assert watched.evidence(Phase.WIRE) == []

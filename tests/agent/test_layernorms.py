@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from watched import Watched
 
 from sentinel_agent import bucketlayout
+from sentinel_agent.check import Checker, check_one
 from sentinel_agent.layernorms import KEPT_ROUNDS, MAX_LAYERS, OTHERS_EVERY, WARM_UP, LayerNorms
 
 NAN = float("nan")
@@ -214,3 +215,49 @@ def test_unused_parameters_are_looked_at_now_and_then(watched: Watched) -> None:
     table = watched.agent.ledger.reductions.norms.table()
     assert table is not None
     assert table.rounds == (0, 16)
+
+
+def test_norms_of_an_unknown_scale_are_left_out() -> None:
+    """A loop with a GradScaler that leaves without its step has gradients scaled by nobody knows what: no growth is made of it."""
+    norms = LayerNorms(0)
+    for number in range(20):
+        norms.note(["a.w"], [65536.0])
+        norms.close(number, 65536.0)
+    norms.note(["a.w"], [65536.0])
+    assert norms.close(20, None) is None
+    table = norms.table()
+    assert table is not None
+    assert table.rounds[-1] == 19
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("width", [8, 200])
+def test_models_of_other_dtypes_disturb_nothing(watched: Watched, dtype: torch.dtype, width: int) -> None:
+    """Double and bfloat16 models are trained without a fault of ours (which the fixture asserts)."""
+    model = DistributedDataParallel(deep(width).to(dtype), bucket_cap_mb=0.1)
+    train(model, 8, lambda _number: torch.randn(4, width, dtype=dtype))
+    assert watched.agent.health.active
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_all_pieces_is_the_norm_of_the_whole(dtype: torch.dtype) -> None:
+    """Rank 0 reads a bucket layer by layer, the others as a whole, and ranks compare what they found."""
+    tensor = torch.randn(40_000).to(dtype)
+    looked = Checker().check_pieces(tensor, (10_000, 29_000, 1_000))
+    assert looked is not None
+    assert looked[0].absmax == pytest.approx(check_one(tensor).absmax, rel=1e-5)
+
+
+def test_a_gradient_that_broke_has_no_norm(watched: Watched) -> None:
+    """In a loop of its own, a gradient of NaN is noted as that, and not as the largest finite element."""
+    model = nn.Linear(200, 200)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for number in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 200) * (NAN if number == 2 else 1.0)).square().mean().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+    table = watched.agent.ledger.reductions.norms.table()
+    assert table is not None
+    assert math.isnan(next(iter(table.layers.values()))[-1] or 0.0)

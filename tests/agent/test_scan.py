@@ -288,3 +288,15 @@ def test_buffers_that_begin_with_nan_are_told_if_it_shows(
     optimizer.step()
     started = [e for e in watched.evidence(Phase.BUFFERS) if e.note == AT_START]
     assert [e.parameters for e in started] == [("shift",)] * told
+
+
+def test_a_scaler_s_first_overflow_is_not_the_buffer_s_fault(watched: Watched) -> None:
+    """A GradScaler that still looks for its scale skips round 0 with a finite loss, whatever a buffer holds that nothing reads."""
+    model = Shifted(float("nan"), used=False)
+    watched.agent.root_made(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    scaler.scale(model(torch.ones(1, 2)).sum() * 1e3).backward()
+    dist.all_reduce(model.linear.weight.grad)
+    scaler.step(optimizer)
+    assert not [e for e in watched.evidence(Phase.BUFFERS) if e.note == AT_START]

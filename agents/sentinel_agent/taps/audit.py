@@ -1,7 +1,8 @@
 """Audit of a forward: intermediates that overflow their half precision and are absorbed before they reach the loss.
 
-Owns a dispatch mode around the outermost root forward of rounds 1, 2, 4, 8, …, as long as a budget lasts. Never where anything is
-compiled (torch does not compile under such a mode) or another mode runs; round 0, in which a compiler would begin, is left out.
+Owns a dispatch mode around the outermost root forward of rounds 1, 2, 4, 8, …, where the settings ask for it and as long as a
+budget lasts. Never where anything is compiled (torch does not compile under such a mode) or another mode runs; round 0, in which a
+compiler would begin, is left out. Not by default: what an operator calls inside is not autocast under a dispatch mode.
 Only arithmetic that leaves float16 or bfloat16 counts: infinities that are written as constants, that come of adding to one, or
 that are masks (all negative, and nothing is trained through them) are meant.
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
@@ -73,7 +76,8 @@ class _Waiting:
 
     overflowed: Tensor
     numel: int
-    note: str
+    what: str
+    module: weakref.ref[nn.Module] | None
 
 
 class Overflows(TorchDispatchMode):
@@ -100,14 +104,15 @@ class Overflows(TorchDispatchMode):
         """The forward is over: ask the device, once, what came of the looks at its tensors."""
         if not self._waiting or self.found is not None:
             return
-        counts = torch.stack([one.overflowed for one in self._waiting]).tolist()
+        device = self._waiting[0].overflowed.device
+        counts = torch.stack([one.overflowed.to(device) for one in self._waiting]).tolist()
         for one, count in zip(self._waiting, counts, strict=True):
             if count:
-                self.found = Check(one.numel, 0, count, 0.0), one.note
+                self.found = Check(one.numel, 0, count, 0.0), self._named(one.what, one.module)
                 return
 
     def _look(self, func: Any, result: Tensor, inputs: tuple[Any, ...]) -> None:
-        if result.numel() == 0:
+        if result.numel() == 0 or result.layout is not torch.strided or result.is_nested:
             return
         parts = [part for one in inputs if (part := local_part(one)) is not None]
         trained = any(isinstance(one, Tensor) and one.requires_grad for one in inputs)
@@ -115,18 +120,24 @@ class Overflows(TorchDispatchMode):
         if _is_on_host(result):
             count = _count(looked, trained)
             if count and all(_is_finite(part) for part in parts):
-                self.found = Check(result.numel(), 0, count, 0.0), self._note(func, result)
+                self.found = Check(result.numel(), 0, count, 0.0), self._named(*_described(func, result))
         elif _takes_work(result):
             overflowed = (torch.isinf(looked) if trained else looked == math.inf).sum()
             for part in parts:
                 overflowed = overflowed * torch.isfinite(part).all().to(result.device)
-            self._waiting.append(_Waiting(overflowed, result.numel(), self._note(func, result)))
+            self._waiting.append(_Waiting(overflowed, result.numel(), *_described(func, result)))
 
-    def _note(self, func: Any, result: Tensor) -> str:
-        dtype = str(result.dtype).removeprefix("torch.")
-        line, module = _place(sys._getframe(1))
-        name = self._module_name(module) if module is not None else None
-        return f"{_name(func)} overflowed {dtype} at {line}" + (f" in {name}" if name else "")
+    def _named(self, what: str, module: weakref.ref[nn.Module] | None) -> str:
+        alive = module() if module is not None else None
+        name = self._module_name(alive) if alive is not None else None
+        return what + (f" in {name}" if name else "")
+
+
+def _described(func: Any, result: Tensor) -> tuple[str, weakref.ref[nn.Module] | None]:
+    """What happened and where; the module, whose name is searched for only if it is told."""
+    line, module = _place(sys._getframe(1))
+    what = f"{_name(func)} overflowed {str(result.dtype).removeprefix('torch.')} at {line}"
+    return what, weakref.ref(module) if module is not None else None
 
 
 def _is_on_host(tensor: Tensor) -> bool:
@@ -168,6 +179,7 @@ class Audit:
         self._module_name = module_name
         self._allowed = allowed
         self._mode: Overflows | None = None
+        self._thread = 0  # whose stack of modes it is on
         self._began = 0.0
         self._first = 0.0
         self._spent = 0.0
@@ -185,18 +197,18 @@ class Audit:
         self._allowed = not is_compiled_process()  # for good: what is compiled may be compiled anew at any time
         if not self._allowed or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
             return
-        self._began, self._round = now, round_
+        self._began, self._round, self._thread = now, round_, threading.get_ident()
         self._mode = Overflows(self._health, self._module_name)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def forward_ended(self) -> None:
         """Leave the mode; called however the forward ended."""
+        if self._mode is None or self._thread != threading.get_ident():
+            return  # another thread's forward has ended
         mode, self._mode = self._mode, None
-        if mode is None:
-            return
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._spent += time.perf_counter() - self._began
         self._health.guarded("audit", self._tell)(mode)
+        self._spent += time.perf_counter() - self._began
 
     def _tell(self, mode: Overflows) -> None:
         mode.settle()

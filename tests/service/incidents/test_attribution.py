@@ -121,3 +121,10 @@ def test_ranks_of_another_group_received_nothing() -> None:
     pair = collective(GATHERED, group="pair gather", ranks=(0, 1))
     told = Round(3, 3).wire(0, of=pair, raw=None).loss().nan_gradient(0, 1, 2, of=LATER)
     assert verdict_of(told).suspect_ranks == (0, 2)
+
+
+def test_a_metric_that_was_nan_beside_a_finite_loss_excuses_nobody() -> None:
+    """Rank 1 averaged an accuracy of 0/0 before its backward; it is rank 0 whose loss and gradients were nonfinite."""
+    told = Round(2, 3).wire(1, of=SUMMED, raw=None).loss(0).nan_gradient(0, of=LATER)
+    verdict = verdict_of(told)
+    assert (verdict.rule, verdict.suspect_ranks) == ("raw_gradient", (0,))
