@@ -42,6 +42,7 @@ PRECISION = {
     "scaler_that_grows": 20,
     "bfloat16_autocast": 6,
     "bfloat16_parameters": 6,
+    "bfloat16_large_buckets": 12,
     "gradient_checkpointing": 6,
     "batch_norm_and_dropout": 6,
     "synchronised_norm": 6,

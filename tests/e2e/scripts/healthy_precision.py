@@ -64,6 +64,18 @@ def bfloat16_parameters() -> None:
         optimizer.step()
 
 
+def bfloat16_large_buckets() -> None:
+    """Buckets so large that ranks compare their norms, which rank 0 reads layer by layer and the others as a whole."""
+    torch.manual_seed(0)
+    model = ddp(nn.Sequential(nn.Linear(lab.WIDTH, 300), nn.Linear(300, 300), nn.Linear(300, lab.CLASSES)).bfloat16())
+    optimizer = sgd(model.parameters(), 1e-3)
+    for step in range(12):
+        optimizer.zero_grad()
+        rows, labels = lab.batch(step)
+        nn.functional.cross_entropy(model(rows.bfloat16()).float(), labels).backward()
+        optimizer.step()
+
+
 def gradient_checkpointing() -> None:
     """The forward of the middle runs a second time inside backward."""
 
