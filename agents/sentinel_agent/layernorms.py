@@ -66,7 +66,7 @@ class LayerNorms:
         return self._growth(norms)
 
     def table(self) -> Table | None:
-        """The last rounds as a bundle keeps them; None if there is nothing. NaN where a layer has no norm in a round."""
+        """The last rounds as a bundle keeps them; None if there is nothing. None where a layer has no norm in a round."""
         rounds = list(self._rounds)
         if not rounds:
             return None

@@ -27,7 +27,7 @@ OPS = {
 """Op -> names of its input and output arguments in the c10d schema."""
 
 GATHERS = {"allgather_": ("input_tensors", "output_tensors")}
-"""Not reductions, but nonfinite values travel through them. FSDP gathers parameters by other ops."""
+"""Not reductions, but nonfinite values travel through them. FSDP2 gathers parameters by other ops."""
 
 REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 """c10d's RedOpType, in the order of its enum."""
