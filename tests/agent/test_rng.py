@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 import torch
 
+from sentinel_agent import rng
 from sentinel_agent.rng import as_tensors, from_tensors, restore, snapshot
 
 
@@ -96,3 +98,30 @@ def test_a_snapshot_draws_nothing() -> None:
     random.seed(3)
     snapshot()
     assert _draws() == expected
+
+
+def test_reuses_python_state_only_while_nothing_was_drawn() -> None:
+    """Two snapshots without a draw share the state of ``random``; a draw, or a cached deviate used up, makes a new one."""
+    random.seed(11)
+    first, second = snapshot(), snapshot()
+    assert first.python is second.python
+    random.random()
+    third = snapshot()
+    assert third.python == random.getstate() != second.python
+    random.gauss(0, 1)
+    fourth = snapshot()
+    random.gauss(0, 1)  # the second of the pair: the words stay as they were
+    fifth = snapshot()
+    assert fourth.python[1] == fifth.python[1]
+    assert fourth.python[2] is not None
+    assert fifth.python == random.getstate()
+    assert fifth.python[2] is None
+
+
+def test_reads_python_state_in_full_where_its_memory_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter that lays a generator out in another way gets a full read each time."""
+    random.seed(11)
+    monkeypatch.setattr(rng._python, "_address", 0)
+    assert snapshot().python == random.getstate()
+    random.random()
+    assert snapshot().python == random.getstate()
