@@ -20,6 +20,7 @@ from sentinel_agent.errors import Health, one_line
 
 MAX_SAMPLES = 1024  # healthy rounds waiting for the thread; the newest win
 MAX_CRITICAL = 16384  # evidence waiting for the thread
+MAX_HANDED = 1024  # reports that the thread has not sorted: from there on, whoever sends does
 POLL_MILLISECONDS = 10
 COUNTED_EVERY_SECONDS = 5.0
 ALIVE_EVERY_SECONDS = 10.0
@@ -46,6 +47,8 @@ class Channel:
         self._key = key
         self._health = health
         self._on_command = on_command
+        self._handed: deque[Report] = deque()  # whether it is critical, the channel's thread finds out
+        self._sorting = threading.RLock()  # a signal handler may send while this thread sorts
         self._samples: deque[Report] = deque(maxlen=MAX_SAMPLES)
         self._critical: deque[Report] = deque(maxlen=MAX_CRITICAL)
         self._alive_seconds = alive_seconds
@@ -59,11 +62,23 @@ class Channel:
         self._thread.start()
 
     def send(self, report: Report) -> None:
-        """Queue a report. Called from the training thread: two appends' worth of time, whatever the network does."""
-        queue = self._critical if is_critical(report) else self._samples
-        if len(queue) == queue.maxlen:
-            self._health.drops["channel_full"] += 1
-        queue.append(report)
+        """Queue a report. Called from the training thread: an append's worth of time, whatever the network does."""
+        self._handed.append(report)
+        if len(self._handed) >= MAX_HANDED:
+            self._sort()
+
+    def _sort(self) -> None:
+        """Put what was handed over where it waits; a full queue loses its oldest report. The channel's thread does, while awake."""
+        with self._sorting:
+            while self._handed:
+                try:
+                    report = self._handed.popleft()
+                except IndexError:  # a signal handler has just sorted the rest
+                    return
+                queue = self._critical if is_critical(report) else self._samples
+                if len(queue) == queue.maxlen:
+                    self._health.drops["channel_full"] += 1
+                queue.append(report)
 
     def goodbye(self, report: Goodbye, timeout: float) -> bool:
         """Say goodbye, wait up to ``timeout`` seconds to be released, and close. True if released in time."""
@@ -80,8 +95,9 @@ class Channel:
 
     def forget(self) -> None:
         """In a forked child: the socket and its thread belong to the parent."""
-        self._samples.clear()
-        self._critical.clear()
+        self._sorting = threading.RLock()  # the parent's thread may have held it
+        for queue in (self._handed, self._samples, self._critical):
+            queue.clear()
 
     def _run(self) -> None:
         try:
@@ -122,6 +138,7 @@ class Channel:
 
     def _flush(self, socket: zmq.Socket[bytes]) -> None:
         """Send what waits, evidence first. A full socket keeps evidence here and drops samples."""
+        self._sort()
         for queue in (self._critical, self._samples):
             while queue:
                 batch = [queue.popleft() for _ in range(min(BATCH, len(queue)))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from sentinel.wire.messages import (
     Goodbye,
     Phase,
     Released,
+    Report,
     RoundClosed,
 )
 from sentinel_agent import channel as channel_module
@@ -126,12 +128,35 @@ def test_a_full_queue_drops_and_counts(monkeypatch: pytest.MonkeyPatch, critical
     """Without a thread to empty them the queues stay bounded: the newest are kept, the others counted."""
     monkeypatch.setattr(channel_module, "MAX_SAMPLES", 8)
     monkeypatch.setattr(channel_module, "MAX_CRITICAL", 8)
+    monkeypatch.setattr(channel_module, "MAX_HANDED", 3)
     rank = Rank("ipc:///nowhere")
     for number in range(20):
         rank.channel.send(_evidence(number) if critical else closed(3, number))
+        assert len(rank.channel._handed) < 3
+    rank.channel._sort()
     queue = rank.channel._critical if critical else rank.channel._samples
     assert [r.order if isinstance(r, Evidence) else r.round for r in queue] == list(range(12, 20))  # type: ignore[union-attr]
     assert rank.health.drops == {"channel_full": 12}
+
+
+def test_a_signal_handler_may_send_while_its_thread_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that interrupts a sender at its sorting, and so sorts the rest itself, hangs nothing and loses nothing."""
+    monkeypatch.setattr(channel_module, "MAX_HANDED", 4)
+    rank = Rank("ipc:///nowhere")
+    interrupted: list[int] = []
+
+    class Interrupted(deque[Report]):
+        def popleft(self) -> Report:
+            if not interrupted:
+                interrupted.append(1)
+                rank.channel.send(closed(3, 4))
+            return super().popleft()
+
+    rank.channel._handed = Interrupted()
+    for number in range(4):
+        rank.channel.send(closed(3, number))
+    assert interrupted
+    assert [r.round for r in rank.channel._samples] == list(range(5))  # type: ignore[union-attr]
 
 
 def test_without_a_relay_training_goes_on_and_drops_are_counted(

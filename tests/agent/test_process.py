@@ -270,10 +270,10 @@ def test_detach_says_goodbye(group: None) -> None:
     sentinel_agent.attach(goodbye_seconds=0.0)
     agent = process.current()
     assert agent is not None
-    assert isinstance(agent.channel._samples[0], Hello)
+    assert isinstance(agent.channel._handed[0], Hello)
     _step(DistributedDataParallel(nn.Linear(2, 1)))
     sentinel_agent.detach()
-    bye = agent.channel._critical[-1]
+    bye = agent.channel._handed[-1]
     assert isinstance(bye, Goodbye)
     assert bye.clean
     assert bye.last_round == 0
