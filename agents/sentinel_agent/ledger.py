@@ -287,7 +287,7 @@ class Ledger:
         replicas: tuple[list[str], tuple[Weights, ...]],
     ) -> None:
         unreduced, weights = replicas
-        growth = self.reductions.norms.close(closing.number, closing.loss_scale)
+        growth = self.reductions.norms.close(closing.number, closing.loss_scale, self.replicas.norm())
         self._send(
             RoundClosed(
                 attempt=self._me.attempt,

@@ -285,16 +285,14 @@ class Reductions:
             return
         if reduction.names is not None and len(reduction.names) == 1:
             self.norms.note(reduction.names, (norm,))
-        elif (
-            reduction.names is None and len(parts) == 1 and parts[0].numel() <= NORM_FROM and parts[0].dtype in _COMMON
-        ):
+        elif reduction.names is None and self.norms.closely(self._ledger.round.number) and _is_small(parts):
             layout = self.buckets.of(parts[0])
             if layout is not None:
                 self.norms.note(layout.names, norms_of(torch.split(parts[0], list(layout.sizes))))
 
     def _by_layer(self, bucket: torch.Tensor) -> Check | None:
-        """Check a bucket parameter by parameter, if this round's norms are kept and it is known what lies where."""
-        if not self.norms.wanted(self._ledger.round.number):
+        """Check a bucket parameter by parameter, if that is worth it in this round and it is known what lies where."""
+        if not self.norms.closely(self._ledger.round.number):
             return None
         layout = self.buckets.of(bucket)
         looked = self._checker.check_pieces(bucket, layout.sizes) if layout is not None else None
@@ -340,6 +338,11 @@ class Reductions:
         norm = l2_norm(parts, found)
         self.replicas.returned(reduction, norm, words, audit)
         return norm
+
+
+def _is_small(parts: list[torch.Tensor]) -> bool:
+    """One common tensor that is quickly read once more."""
+    return len(parts) == 1 and parts[0].numel() <= NORM_FROM and parts[0].dtype in _COMMON
 
 
 def _block(names: tuple[str, ...]) -> str:

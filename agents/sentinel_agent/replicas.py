@@ -160,6 +160,10 @@ class Replicas:
         found.append(_weights(UNREDUCED, (tensor for _, tensor in unreduced)))
         return tuple(one for one in found if one is not None)
 
+    def norm(self) -> float:
+        """L2 norm of all results that were looked at in this round."""
+        return math.sqrt(sum(group.squares for group in self._groups.values()))
+
     def close(self) -> tuple[GroupSync, ...]:
         """This round's reductions by group; begins the next round."""
         records = tuple(self._record(name, group) for name, group in sorted(self._groups.items()))

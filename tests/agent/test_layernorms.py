@@ -14,7 +14,16 @@ from watched import Watched
 
 from sentinel_agent import bucketlayout
 from sentinel_agent.check import Checker, check_one
-from sentinel_agent.layernorms import KEPT_ROUNDS, MAX_LAYERS, OTHERS_EVERY, WARM_UP, LayerNorms
+from sentinel_agent.layernorms import (
+    CLOSELY_EVERY,
+    KEPT_ROUNDS,
+    MAX_LAYERS,
+    MEMORY,
+    OTHERS_EVERY,
+    WARM_UP,
+    Growth,
+    LayerNorms,
+)
 
 NAN = float("nan")
 
@@ -103,6 +112,94 @@ def test_rank_0_keeps_every_round_and_the_others_some() -> None:
     """What one rank keeps of reduced gradients, all could."""
     assert all(LayerNorms(0).wanted(number) for number in range(40))
     assert [number for number in range(40) if LayerNorms(3).wanted(number)] == [0, OTHERS_EVERY, 2 * OTHERS_EVERY]
+
+
+def plain(norms: LayerNorms, number: int, head: float, whole: float) -> Growth | None:
+    """A round in which two layers have gradients, noted if it is one to look closely."""
+    if norms.closely(number):
+        norms.note(["body.weight", "head.weight"], [1.0, head])
+    return norms.close(number, None, whole)
+
+
+def test_buckets_are_taken_apart_in_the_first_rounds_and_then_in_some() -> None:
+    """Steady gradients are looked at layer by layer until their usual size is known, then in one round of four."""
+    norms = LayerNorms(0)
+    for number in range(60):
+        plain(norms, number, 1.0, 1.5)
+    table = norms.table()
+    assert table is not None
+    assert table.rounds == (*range(MEMORY), *range(MEMORY, 60, CLOSELY_EVERY))
+
+
+def test_while_gradients_grow_every_round_is_looked_at() -> None:
+    """When the norm of all is twice the usual one, the next rounds are taken apart, whichever they are, until it is back."""
+    norms = LayerNorms(0)
+    for number in range(41):
+        plain(norms, number, 1.0, 1.5)
+    assert not norms.closely(41)
+    plain(norms, 41, 4.0, 3.5)
+    assert norms.closely(42)
+    growth = plain(norms, 42, 8.0, 8.5)
+    assert growth is not None
+    assert growth.layer == "head"
+    assert growth.factor == pytest.approx(8.0)
+    assert norms.closely(43)
+    plain(norms, 43, 1.0, 1.5)
+    assert not norms.closely(45)
+
+
+def test_a_layer_that_grows_alone_is_watched() -> None:
+    """One small layer moves the norm of all by nothing: once a look has found it grown, every round is looked at."""
+    norms = LayerNorms(0)
+    for number in range(44):
+        plain(norms, number, 0.01, 1.0)
+    plain(norms, 44, 0.05, 1.0)
+    assert norms.closely(45)
+    plain(norms, 45, 0.01, 1.0)
+    assert not norms.closely(46)
+
+
+def test_growth_stays_told_between_two_looks() -> None:
+    """A dashboard sees the last look's growth in a round that was none, and nothing where a look came back empty."""
+    norms = LayerNorms(0)
+    for number in range(44):
+        plain(norms, number, 1.0, 1.5)
+    looked = plain(norms, 44, 1.5, 1.9)
+    assert looked is not None
+    assert plain(norms, 45, 1.0, 1.5) == looked
+    assert norms.close(48, None, 1.5) is None
+
+
+@pytest.mark.parametrize("whole", [0.0, math.inf, NAN])
+def test_a_whole_that_is_not_known_grows_nothing(whole: float) -> None:
+    """Results that nobody could look at, or that overflow, make no round one to look closely."""
+    norms = LayerNorms(0)
+    for number in range(41):
+        plain(norms, number, 1.0, 1.5)
+    plain(norms, 41, 1.0, whole)
+    assert not norms.closely(42)
+
+
+def test_the_loss_scale_is_no_growth() -> None:
+    """A scaler that doubles the loss doubles every gradient: what is compared is unscaled."""
+    norms = LayerNorms(0)
+    for number in range(41):
+        norms.note(["head.weight"], [8.0])
+        norms.close(number, 8.0, 8.0)
+    norms.close(41, 32.0, 32.0)
+    assert not norms.closely(42)
+
+
+def test_other_ranks_say_nothing_between_their_rounds() -> None:
+    """A rank that keeps one round in sixteen tells no growth in the others, however old its last look is."""
+    norms = LayerNorms(3)
+    for number in range(0, 20 * OTHERS_EVERY, OTHERS_EVERY):
+        norms.note(["head.weight"], [1.0])
+        last = norms.close(number, None, 1.0)
+    assert last is not None
+    assert norms.close(20 * OTHERS_EVERY - 1, None, 9.0) is None
+    assert norms.closely(20 * OTHERS_EVERY)
+    assert not norms.closely(20 * OTHERS_EVERY + 1)
 
 
 def train(model: nn.Module, rounds: int, rows: Callable[[int], torch.Tensor]) -> None:
