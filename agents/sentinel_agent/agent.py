@@ -225,6 +225,7 @@ class Agent:
 
     def _clipping(self, parameters: list[torch.Tensor]) -> None:
         self.ledger.pending.join()
+        self.ledger.look_at_own_gradients()
         self.scaler.clipping(parameters, self.naming.optimizers())
 
     def _clipped(self, parameters: list[torch.Tensor], norm: Any) -> None:

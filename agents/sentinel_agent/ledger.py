@@ -123,7 +123,7 @@ class Ledger:
         self.round.backward_thread = threading.get_ident()
         self.layouts.forget_gradients()
         if self._weights_due(self.round.number):
-            self.reductions.learn_layouts()
+            self.reductions.learn_layouts(unfrozen=True)
             self.replicas.backward_begins(self.layouts.gradients())
 
     def backward_ended(self) -> None:
@@ -144,6 +144,18 @@ class Ledger:
         """Parameters as they were before the first forward."""
         if found.nonfinite:
             self.latch(Phase.INIT, found.found, parameters=found.names, total=found.total)
+
+    def look_at_own_gradients(self) -> None:
+        """Gradients that no collective of this round has carried are looked at before they are clipped, or else applied."""
+        current = self.round
+        if current.looked or current.synced or not current.backwards:
+            return
+        current.looked = True
+        if self._scan.gradients_look_finite(self.layouts.gradients(), anywhere=current.loss_nonfinite):
+            return
+        found = self._scan.gradients()
+        if found.nonfinite:
+            self.latch(Phase.RAW, found.found, parameters=found.names, total=found.total)
 
     def clipped(self, norm: float) -> None:
         """The norm that clipping computed: if it is nonfinite though no gradient is, the whole update is multiplied by zero."""
@@ -207,6 +219,8 @@ class Ledger:
         self, by: ClosedBy, optimizer: torch.optim.Optimizer | None, *, skipped: bool, again: bool = False
     ) -> None:
         """End the round: look at the state if anything was latched, report, and begin the next."""
+        if by is not ClosedBy.JOINED:
+            self.look_at_own_gradients()
         closing, step = self.round, self.clock.step_of(optimizer, again=again)
         if by is ClosedBy.OPTIMIZER:
             self.replicas.look_at_gradients(closing.number, in_hook=False)
@@ -319,12 +333,6 @@ class Ledger:
             )
         )
 
-    def _tell_gathered(self) -> None:
-        """What was given to gatherings before the loss or gradients became nonfinite: it came first, and is told first."""
-        gathered, self.round.gathered = self.round.gathered, []
-        for given in gathered:
-            self.latch(Phase.WIRE, given.wire, given)
-
     def latch(
         self,
         phase: Phase,
@@ -338,11 +346,15 @@ class Ledger:
         step: int | None = None,
     ) -> None:
         """Send evidence at once and remember that this round has some. Safe from gloo's threads."""
-        if phase is Phase.LOSS or (reduction is not None and reduction.role in (Role.GRADIENT, Role.DERIVED)):
-            self._tell_gathered()
+        gradient = reduction is not None and reduction.role in (Role.GRADIENT, Role.DERIVED)
+        if gradient or phase in (Phase.LOSS, Phase.RAW):
+            self.reductions.moves.tell()
         with self._lock:
             current = self.round
             current.suspect |= phase not in (Phase.REDUCED, Phase.APPLIED, Phase.CLIP, Phase.EXIT)
+            if phase is Phase.RAW:
+                current.infinite |= found.inf > 0
+                current.gradient_nonfinite = True
             if reduction is not None and phase in (Phase.WIRE, Phase.REDUCED):
                 current.infinite |= found.inf > 0 or (reduction.raw is not None and reduction.raw.inf > 0)
                 current.gradient_nonfinite |= reduction.role is Role.GRADIENT

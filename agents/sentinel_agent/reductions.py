@@ -23,15 +23,15 @@ from sentinel_agent.fingerprint import SMALL, Audit, fingerprint, float_sum, its
 from sentinel_agent.guard import Guard
 from sentinel_agent.identity import Identity
 from sentinel_agent.layernorms import LayerNorms
+from sentinel_agent.moves import Moves
 from sentinel_agent.pending import Pending
 from sentinel_agent.replicas import Replicas
 from sentinel_agent.rounds import Reduction, Round
 from sentinel_agent.scan import Scan
 from sentinel_agent.taps import comm_hook, fsdp
-from sentinel_agent.taps.wire import GATHERS, Call, Reader, group_of, work_of
+from sentinel_agent.taps.wire import MOVES, Call, Reader, group_of, work_of
 
 _COMMON = frozenset({torch.float32, torch.bfloat16, torch.float16})
-MAX_GATHERED = 8  # gatherings of one round that are remembered for what they were given
 
 
 class RoundKeeper(Protocol):
@@ -54,42 +54,21 @@ class Reductions:
         self.layouts = roles.Layouts()
         self.replicas = Replicas(identity.world_size)
         self.norms = LayerNorms(identity.rank)
+        self.moves = Moves(checker, ledger)
         self.buckets = BucketLayouts(self.layouts.parameters)
         self._unbooked: deque[Bucket] = deque()
         self.pending = Pending(self._finish, identity.health, self.book)
 
     def before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reduction | Bucket | None:
         """Check what a collective is given."""
-        if read.op in GATHERS:
-            self._gathered(read, args, kwargs)
-            return None
+        if read.op in MOVES:
+            return self.moves.before(read, args, kwargs)
         if roles.in_backward() and roles.from_autograd() and not comm_hook.running():
             bucket = quick_look(read, args, kwargs)
             if bucket is not None:
                 return self._keep(bucket)
         self.book()
         return self._before(read, args, kwargs)
-
-    def _gathered(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An all-gather of a forward spreads one rank's values to all, as an activation's reduction does; numbered apart.
-
-        NaN in it is only told once a loss or gradient is nonfinite: what is padded with NaN on purpose says nothing by itself.
-        """
-        round_ = self._ledger.round
-        if round_.between or not round_.forwards or roles.in_backward() or round_.backward_elsewhere():
-            return
-        if comm_hook.running() or roles.caller() is roles.Caller.GRADIENT_HOOK:
-            return  # FSDP1 gathers its parameters so on the host
-        call = read(args, kwargs)
-        group, ranks = group_of(call.group)
-        group = f"{group} gather"
-        index = round_.next_index(group)
-        parts = [part for tensor in call.inputs if (part := given_part(tensor)) is not None]
-        found = self._checker.check_parts(parts)
-        if found is not None and found.nan and len(round_.gathered) < MAX_GATHERED:
-            dtype = str(parts[0].dtype).removeprefix("torch.")
-            given = Reduction(read.op, group, ranks, index, "GATHER", dtype, Role.ACTIVATION, found)
-            round_.gathered.append(given)
 
     def _keep(self, bucket: Bucket) -> Bucket:
         """Book it later; only a sum that is to be compared cannot wait, since the collective is about to write."""
@@ -217,6 +196,9 @@ class Reductions:
             self.pending.at_end_of_backward(reduction)
             return
         assert type(reduction) is Reduction
+        if reduction.op in MOVES:
+            self.moves.after(reduction, result)
+            return
         backward, who, waits = reduction.work
         reduction.work = work_of(result)
         if waits:
@@ -226,9 +208,9 @@ class Reductions:
         else:
             self.pending.when_complete(reduction)
 
-    def learn_layouts(self) -> None:
-        """Make sure that the parameters' shapes are known."""
-        if not self.layouts.known:
+    def learn_layouts(self, *, unfrozen: bool = False) -> None:
+        """Make sure that the parameters' shapes are known; ``unfrozen``: those of parameters that were not trained before, too."""
+        if not self.layouts.known or (unfrozen and self.layouts.outdated()):
             self.layouts.learn(self._scan.naming.parameters())
 
     def _blame_wire(self, reduction: Reduction, parts: list[torch.Tensor]) -> None:

@@ -151,13 +151,16 @@ class Layouts:
     def __init__(self) -> None:
         self.small = False  # so few and small parameters that looking at all of them costs nothing
         self._parameters: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+        self._frozen: list[weakref.ref[torch.Tensor]] = []
         self._shapes: set[torch.Size] = set()
         self._totals: set[int] = set()
         self._owners: dict[int, tuple[str, weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]]] | None = None
 
     def learn(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take in the parameters that will get gradients."""
+        named = list(named)
         trained = [(name, p) for name, p in named if p.requires_grad]
+        self._frozen = [weakref.ref(p) for _, p in named if not p.requires_grad]
         self._parameters = [(name, weakref.ref(p)) for name, p in trained]
         self._shapes = {p.shape for _, p in trained}
         by_dtype: dict[torch.dtype, int] = {}
@@ -175,6 +178,10 @@ class Layouts:
     def known(self) -> bool:
         """True once any parameter was learnt."""
         return bool(self._parameters)
+
+    def outdated(self) -> bool:
+        """True if a parameter that was not trained is by now: somebody has unfrozen it."""
+        return any(p.requires_grad for ref in self._frozen if (p := ref()) is not None)
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, parameter) of those still alive."""

@@ -6,6 +6,7 @@ Owns the state between two closings: collectives, evidence, losses. Sends nothin
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,16 @@ class Reduction:
     names: tuple[str, ...] | None = None  # the parameters whose gradients it is known to carry
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A tensor that a point-to-point receive writes, weakly held, and how to know that it has been, and by nobody since."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    work: Any
+    move: Reduction
+
+
 @dataclass(slots=True)
 class Round:
     """The open round. ``dirty``: something happened that a step would apply; ``synced``: gradients were reduced."""
@@ -64,7 +75,9 @@ class Round:
     infinite: bool = False  # some gradient evidence had infinities, as overflow makes them
     evidence: int = 0
     echoes: bool = False  # it begins with parameters known to be nonfinite
-    gathered: list[Reduction] = field(default_factory=list)  # gatherings that were given NaN, not told yet
+    given: list[Reduction] = field(default_factory=list)  # gatherings that were given NaN, not told yet
+    received: list[Received] = field(default_factory=list)  # not looked at yet
+    looked: bool = False  # at gradients that no collective carried
     backwards: int = 0
     reducing: bool = False  # the backward that runs, or ran last, has reduced gradients
     syncs: int = 0  # backwards that did

@@ -5,6 +5,7 @@ Owns which tensors are looked at and what they are called; single checks are ``c
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from sentinel.wire.messages import Check
-from sentinel_agent.check import EMPTY, check_one, local_part, merged
+from sentinel_agent.check import EMPTY, check_one, local_part, merged, norms_of
 from sentinel_agent.naming import Naming
 from sentinel_agent.roles import storage_of
 from sentinel_agent.rounds import Reduction
@@ -22,6 +23,7 @@ from sentinel_agent.taps import fsdp
 MAX_NAMES = 32
 MAX_BUFFERS = 256
 SMALL_BUFFER = 65536  # elements
+_COMMON = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,21 @@ class Scan:
     def gradients(self) -> Scanned:
         """Every ``.grad`` as it is now."""
         return _look((name, p.grad) for name, p in self.naming.parameters() if p.grad is not None)
+
+    def gradients_look_finite(self, named: Iterable[tuple[str, torch.Tensor]], *, anywhere: bool) -> bool:
+        """One read of gradients: False if any might be nonfinite. Those of an accelerator, for which it would have to be waited,
+        only if ``anywhere``."""
+        parts = [part for _, gradient in named if (part := local_part(gradient)) is not None]
+        parts = [part for part in parts if anywhere or part.device.type == "cpu"]
+        common = [part for part in parts if part.dtype in _COMMON]
+        others = [part for part in parts if part.dtype not in _COMMON]
+        if any(check_one(part).nonfinite for part in others):
+            return False
+        return all(
+            math.isfinite(norm)
+            for device in {part.device for part in common}
+            for norm in norms_of([part for part in common if part.device == device])
+        )
 
     def raw(self, reduction: Reduction, parts: list[torch.Tensor], reduced: set[int]) -> Scanned:
         """Gradients behind a nonfinite wire, as autograd left them; those that a collective already wrote are left out."""

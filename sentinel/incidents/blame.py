@@ -59,11 +59,27 @@ def received_from_another(window: RoundWindow, rank: int) -> bool:
     lost = {e.rank for e in window.of_phase(Phase.LOSS)}  # a NaN metric beside a finite loss poisoned nobody's forward
     given = [e for e in window.of_phase(Phase.WIRE) if role_of(e) in (Role.ACTIVATION, Role.SCALAR) and e.rank in lost]
     own = [e for e in given if e.rank == rank]
+    given += [
+        e for e in window.of_phase(Phase.WIRE) if _is_sent(e) and e.rank not in lost
+    ]  # a pipeline's first stage has no loss
     return any(
         _reaches(e, rank) and _precedes_gradients(window, e) and not any(_is_same(e, one) for one in own)
         for e in given
         if e.rank != rank
     )
+
+
+def loss_origins(window: RoundWindow) -> tuple[int, ...]:
+    """Ranks whose own values made losses nonfinite: whoever only received them is left out, whoever gave them is not."""
+    lost = window.ranks_of(Phase.LOSS)
+    receivers = {r for r in lost if received_through_activation(window, r) or received_from_another(window, r)}
+    gave = {e.rank for e in window.of_phase(Phase.WIRE) if role_of(e) is Role.ACTIVATION} if receivers else set()
+    born = {rank for rank in {*lost, *gave} - receivers if not received_through_activation(window, rank)}
+    return tuple(sorted(born)) or lost
+
+
+def _is_sent(evidence: Evidence) -> bool:
+    return evidence.collective is not None and evidence.collective.op == "send"
 
 
 def _reaches(given: Evidence, rank: int) -> bool:

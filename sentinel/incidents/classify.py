@@ -139,8 +139,13 @@ def raw_gradient(view: View) -> Outcome | None:
     lost = [rank for rank in origins if rank in loss_ranks]
     spoilt = blame.raw_nonfinite_ranks(view.window)
     others = [r for r in group_of(view, seen) if r not in spoilt]
+    received = [r for r in spoilt if r not in origins]
+    handed = f"; {rank_list(received)} got theirs by what ranks hand each other besides gradients" if received else ""
     innocent = f"; {rank_list(others)} contributed finite gradients" if others and not view.missing else ""
     loss = f", its loss was nonfinite too ({rank_list(lost)})" if lost else ", though its loss was finite"
+    if not lost and all(one.loss is None for rank, one in view.window.closed.items() if rank in origins):
+        loss = ""  # a stage of a pipeline that computes none
+    before = "before the reduction" if any(e.collective is not None for e in seen) else "when they were applied"
     return verdict_on(
         view,
         "raw_gradient",
@@ -148,7 +153,7 @@ def raw_gradient(view: View) -> Outcome | None:
         Stage.PRE_REDUCE,
         seen,
         _cause_of_raw(view, origins, bool(lost)),
-        f"gradients of {rank_list(origins)} were nonfinite before the reduction ({names_of(seen)}){loss}{innocent}",
+        f"gradients of {rank_list(origins)} were nonfinite {before} ({names_of(seen)}){loss}{handed}{innocent}",
     )
 
 
@@ -195,15 +200,20 @@ def loss_only(view: View) -> Outcome | None:
     if not seen or _confirmed_gradients(view):
         return None
     where = "no backward followed" if _no_backward(view) else "every gradient stayed finite"
+    words = loss_words(seen, ranks_of(seen), where)
+    origins = blame.loss_origins(view.window) or ranks_of(seen)
+    if origins != ranks_of(seen):
+        words += f"; what {rank_list(origins)} gave to the others was nonfinite"
     return verdict_on(
         view,
         "loss_only",
         Kind.NONFINITE_LOSS,
         Stage.FORWARD,
         seen,
-        Cause.DATA if len(ranks_of(seen)) < len(view.world) else _shared_cause(view),
-        loss_words(seen, ranks_of(seen), where),
+        Cause.DATA if len(origins) < len(view.world) else _shared_cause(view),
+        words,
         severity=Severity.WARNING,
+        suspects=origins,
     )
 
 

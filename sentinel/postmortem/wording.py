@@ -86,5 +86,10 @@ def attribution_sentence(incident: Incident) -> str:
 
 def _before_reduction(incident: Incident) -> str:
     if incident.stage is Stage.PRE_REDUCE:
+        named = [f for f in incident.findings if f.parameters and f.phase in ("raw", "wire")]
+        if any(f.rank not in incident.suspect_ranks for f in named):
+            return " itself; the other ranks got it from there, by what ranks hand each other besides gradients"
+        if named and all(f.op is None for f in named):
+            return " itself, and no reduction was there to spread it; the other ranks' own gradients were finite"
         return " before the reduction, which then only spread it; the other ranks' own gradients were finite"
     return f" {STAGE_WORDS[incident.stage]}"

@@ -335,9 +335,10 @@ def test_a_scaler_s_skip_closes_the_round(watched: Watched, model: nn.Module, fu
     assert [r.loss for r in watched.rounds] == losses
 
 
-def test_a_scaler_s_ordinary_skip_is_not_dumped(watched: Watched) -> None:
+@pytest.mark.parametrize(("wrap", "phase"), [("ddp", Phase.WIRE), ("bare", Phase.RAW)])
+def test_a_scaler_s_ordinary_skip_is_not_dumped(watched: Watched, wrap: str, phase: Phase) -> None:
     """Scaled gradients that overflow with a finite loss are how a scaler finds its scale: evidence, but no bundle."""
-    model = DistributedDataParallel(_net())
+    model = WRAPS[wrap](_net())
     watched.agent.root_made(model)
     optimizer = _sgd(model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=3e38)
@@ -347,9 +348,44 @@ def test_a_scaler_s_ordinary_skip_is_not_dumped(watched: Watched) -> None:
         scaler.step(optimizer)
         scaler.update()
     assert watched.rounds[0].closed_by is ClosedBy.SCALER_SKIP
-    assert watched.evidence(Phase.WIRE)
+    assert watched.evidence(phase)
     assert not watched.evidence(Phase.LOSS)
     assert not list(watched.agent.config.run_dir.glob("bundles/*"))
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_gradients_that_no_collective_carries_are_looked_at(watched: Watched, clipped: bool) -> None:
+    """Before a clipping spreads one parameter's NaN over all of them, or else before the step."""
+    model = _net()
+    watched.agent.root_made(model)
+    optimizer = _sgd(model.parameters())
+    for i in range(N):
+        optimizer.zero_grad()
+        _loss(model).backward()
+        if i == 2:
+            model[2].bias.grad.fill_(float("nan"))  # type: ignore[index, union-attr]
+        if clipped:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if i == 2:
+            break
+    (raw,) = watched.evidence(Phase.RAW)
+    assert (raw.round, raw.step, raw.parameters, raw.parameters_total) == (2, 2, ("2.bias",), 1)
+    assert [r.evidence > 0 for r in watched.rounds] == [False, False, True]
+    assert list(watched.agent.config.run_dir.glob("bundles/*"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_healthy_gradients_that_no_collective_carries_raise_nothing(watched: Watched, dtype: torch.dtype) -> None:
+    """Whatever their dtype, and where some parameters have none."""
+    model = _net().to(dtype)
+    watched.agent.root_made(model)
+    optimizer = _sgd(model.parameters())
+    for _ in range(N):
+        optimizer.zero_grad()
+        model[0](_batch().to(dtype)).square().mean().backward()  # type: ignore[index]
+        optimizer.step()
+    assert [r.evidence for r in watched.rounds] == [0] * N
 
 
 @pytest.mark.parametrize(

@@ -273,3 +273,20 @@ def test_the_caller_is_told_by_its_file() -> None:
         "C:\\torch\\autograd\\graph.py": roles.Caller.AUTOGRAD,
     }
     assert {name: roles._of_file(name) for name in told} == told
+
+
+def test_a_parameter_that_was_unfrozen_is_noticed() -> None:
+    """One that was not trained when the shapes were learnt, and gets gradients now; a model that is gone is forgotten."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    layouts = roles.Layouts()
+    layouts.learn(model.named_parameters())
+    assert not layouts.outdated()
+    model[0].bias.requires_grad_(True)
+    assert layouts.outdated()
+    layouts.learn(model.named_parameters())
+    assert not layouts.outdated()
+    assert [name for name, _ in layouts.parameters()] == ["0.bias", "1.weight", "1.bias"]
+    model[0].weight.requires_grad_(True)
+    del model
+    assert not layouts.outdated()

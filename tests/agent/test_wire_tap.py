@@ -178,11 +178,28 @@ def test_any_dtype_passes(spy: Spy, tensor: torch.Tensor) -> None:
 
 
 def test_other_collectives_are_left_alone(spy: Spy) -> None:
-    """Broadcasts, barriers, and gathering into one tensor (as FSDP gathers parameters) are no reductions."""
-    dist.broadcast(torch.ones(2), 0)
-    dist.all_gather_single(torch.zeros(2), torch.ones(2))
+    """A barrier moves nothing, and gathering to one rank brings nothing into anybody's forward."""
+    dist.gather(torch.ones(2), [torch.zeros(2)], 0)
     dist.barrier()
     assert spy.ops == []
+
+
+MOVES = {
+    "broadcast_": lambda given: dist.broadcast(given, 0),
+    "_allgather_base_": lambda given: dist.all_gather_single(torch.zeros(2), given),
+    "alltoall_base_": lambda given: dist.all_to_all_single(torch.zeros(2), given),
+    "scatter_": lambda given: dist.scatter(torch.zeros(2), [given], 0),
+}
+
+
+@pytest.mark.parametrize("op", MOVES)
+def test_what_moves_values_is_shown_with_what_was_given(spy: Spy, op: str) -> None:
+    """By the names that c10d's schemas give: nonfinite values travel so, too."""
+    given = torch.tensor([1.0, 2.0])
+    MOVES[op](given)
+    (call,) = spy.calls
+    assert call.op == op
+    assert [tensor.data_ptr() for tensor in call.inputs] == [given.data_ptr()]
 
 
 def test_gathering_a_list_is_shown_with_what_was_given(spy: Spy) -> None:

@@ -50,6 +50,17 @@ PLANTED = {
     ("order_differs", 3): Fault("bad_reduction", "post_reduce", (1,), "rank_local"),
     ("weights_changed", 3): Fault("replica_divergence", "params", (1,), "rank_local"),
 }
+MOVING = {
+    ("experts", 2): RANK_1,
+    ("gathered_into_one_tensor", 2): RANK_1,
+    ("teacher_handed_round", 2): RANK_1._replace(ranks=(0,)),
+    ("pipeline_first_stage", 2): RANK_1._replace(ranks=(0,)),
+    ("pipeline_last_stage", 2): RANK_1,
+    ("replicated_pipeline_first_stage", 4): RANK_1._replace(ranks=(2,)),
+    ("replicated_pipeline_last_stage", 4): RANK_1._replace(ranks=(3,)),
+    ("unfrozen", 2): Fault("replica_divergence", "not_reduced", (0, 1), "all_ranks"),
+    ("alone", 2): RANK_1,  # and its weights differ from the start
+}
 BROKEN = {
     ("one_rank_receives_nan", 2): Fault("bad_reduction", "post_reduce", (1,), "rank_local"),
     ("one_rank_receives_another_sum", 3): Fault("bad_reduction", "post_reduce", (1,), "rank_local"),
@@ -58,7 +69,7 @@ BROKEN = {
     ("a_shard_arrives_broken", 2): Fault("bad_reduction", "post_reduce", (), "reduction_induced"),
 }
 # What is not right yet, and why; each goes as soon as it is.
-TRAININGS = {"faulty.py": PLANTED, "faulty_backend.py": BROKEN}
+TRAININGS = {"faulty.py": PLANTED, "moving.py": MOVING, "faulty_backend.py": BROKEN}
 
 
 CASES = {
@@ -66,7 +77,7 @@ CASES = {
     for script, trainings in TRAININGS.items()
     for (name, ranks), fault in trainings.items()
 }
-TOLD_APART = ("weights_changed", "sharded_rank_leaves_the_step_out")
+TOLD_APART = ("weights_changed", "sharded_rank_leaves_the_step_out", "alone")
 DATED = [pytest.param(*one, id=name) for name, one in CASES.items() if name not in TOLD_APART]
 
 
@@ -101,6 +112,16 @@ def test_a_rank_that_leaves_out_a_sharded_step_is_named_first(ran: Ran) -> None:
     fault = CASES["sharded_rank_leaves_the_step_out"][1]
     assert (first["kind"], first["stage"], tuple(first["suspect_ranks"]), first["step"]) == (*fault[:3], 3), ran.said
     assert (second["kind"], second["step"]) == ("step_disagreement", 3), ran.said
+
+
+@pytest.mark.parametrize("case", [CASES["alone"][0]], ids=str)
+def test_gradients_that_nobody_reduces_are_looked_at_all_the_same(ran: Ran) -> None:
+    """Before clipping spreads it over all of them: the parameter's name is the guilty one's, beside the lack of a reduction."""
+    assert ran.exit_code == 0, ran.said
+    found = {i["kind"]: i for i in ran.incidents}
+    assert set(found) == {"nonfinite_gradient", "replica_divergence"}, ran.said
+    fault, one = CASES["alone"][1], found["nonfinite_gradient"]
+    assert (one["stage"], tuple(one["suspect_ranks"]), one["attribution"], one["step"]) == fault[1:], ran.said
 
 
 @pytest.mark.parametrize("case", [CASES["skipped_by_the_framework"][0]], ids=str)

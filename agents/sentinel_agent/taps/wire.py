@@ -1,4 +1,4 @@
-"""Tap on the wire: a Python kernel for c10d's reductions (and all-gathers of lists) at dispatch key BackendSelect.
+"""Tap on the wire: a Python kernel for c10d's reductions, and what else moves values, at dispatch key BackendSelect.
 
 Owns the kernels and what they read off a call. They see every caller on every thread (DDP's C++ reducer, FSDP, hand-written loops,
 functional and compiled collectives) and pass arguments through untouched, so results stay bit-identical. What a value means is
@@ -26,8 +26,19 @@ OPS = {
 }
 """Op -> names of its input and output arguments in the c10d schema."""
 
-GATHERS = {"allgather_": ("input_tensors", "output_tensors")}
-"""Not reductions, but nonfinite values travel through them. FSDP2 gathers parameters by other ops."""
+MOVES = {
+    "allgather_": "input_tensors",
+    "allgather_coalesced_": "input_list",
+    "_allgather_base_": "input_tensor",
+    "allgather_into_tensor_coalesced_": "inputs",
+    "alltoall_base_": "input",
+    "alltoall_": "input_tensors",
+    "broadcast_": "tensors",
+    "scatter_": "input_tensors",
+    "send": "tensors",
+    "recv_": "tensors",
+}
+"""Not reductions, but nonfinite values travel through them. Op -> name of the argument that is given (``recv_``: received)."""
 
 REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 """c10d's RedOpType, in the order of its enum."""
@@ -58,23 +69,25 @@ class Reader:
 
     def __init__(self, op: str, order: list[str]) -> None:
         self.op = op
-        self._inputs, self._outputs = (OPS | GATHERS)[op]
+        moved = MOVES.get(op)
+        self._inputs, self._outputs = (moved, moved) if moved else OPS[op]
         self._at = {argument: i for i, argument in enumerate(order)}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The call with these arguments."""
-        given = _flat(self._pick(args, kwargs, self._inputs, ()))
+        given = _flat(self.pick(args, kwargs, self._inputs, ()))
         same = self._inputs == self._outputs
         return Call(
             op=self.op,
             inputs=given,
-            outputs=given if same else _flat(self._pick(args, kwargs, self._outputs, ())),
-            group=self._pick(args, kwargs, "process_group", None),
-            boxed_reduce_op=self._pick(args, kwargs, "reduce_op", None),
-            waits=not self._pick(args, kwargs, "async_op", True),
+            outputs=given if same else _flat(self.pick(args, kwargs, self._outputs, ())),
+            group=self.pick(args, kwargs, "process_group", None),
+            boxed_reduce_op=self.pick(args, kwargs, "reduce_op", None),
+            waits=not self.pick(args, kwargs, "async_op", True),
         )
 
-    def _pick(self, args: tuple[Any, ...], kwargs: dict[str, Any], argument: str, default: Any) -> Any:
+    def pick(self, args: tuple[Any, ...], kwargs: dict[str, Any], argument: str, default: Any) -> Any:
+        """The argument of this name, or ``default`` if it was left out."""
         i = self._at.get(argument, len(args))
         return args[i] if i < len(args) else kwargs.get(argument, default)
 
@@ -100,7 +113,7 @@ def install(listener: Listener) -> None:
     _listener = listener
     if _library is None:
         _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-        for op in (*OPS, *GATHERS):
+        for op in (*OPS, *MOVES):
             if hasattr(torch.ops.c10d, op):
                 _library.impl(op, _kernel(op), "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
 
@@ -150,7 +163,18 @@ def _kernel(name: str) -> Callable[..., Any]:
                 _busy.inside = False
         return result
 
+    _not_compiled(kernel)
     return kernel
+
+
+def _not_compiled(function: Callable[..., Any]) -> None:
+    """Have torch.compile pass over ``function`` and what it calls: DDP broadcasts buffers in the midst of a compiled forward.
+
+    The compiler itself is not imported for this, which would take seconds.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
 
 def _flat(value: Any) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import story
 
-from sentinel.incidents.model import Attribution, Cause, Kind, Stage
+from sentinel.incidents.model import Attribution, Cause, Kind, RankFinding, Stage
 from sentinel.postmortem.wording import CAUSE_WORDS, KIND_WORDS, STAGE_WORDS, attribution_sentence, verdict_sentence
 
 
@@ -14,6 +14,27 @@ def test_nothing_is_without_words() -> None:
     assert set(KIND_WORDS) == set(Kind)
     assert set(STAGE_WORDS) == set(Stage)
     assert set(CAUSE_WORDS) == set(Cause)
+
+
+def _seen(rank: int, op: str | None) -> RankFinding:
+    return RankFinding(rank=rank, phase="wire" if op else "raw", op=op, parameters=("weight",))
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        ([_seen(1, "allreduce_"), _seen(0, "allreduce_")], "Rank-local: rank 1 made it itself; the other ranks got it"),
+        ([_seen(1, None)], "Rank-local: rank 1 made it itself, and no reduction was there to spread it"),
+        ([_seen(1, "allreduce_")], "Rank-local: rank 1 made it before the reduction, which then only spread it"),
+    ],
+    ids=["handed on", "alone", "reduced"],
+)
+def test_how_it_spread_is_said(findings: list[RankFinding], expected: str) -> None:
+    """By the reduction, by what ranks exchange in the forward, or not at all."""
+    incident = story.incident(
+        attribution=Attribution.RANK_LOCAL, stage=Stage.PRE_REDUCE, suspect_ranks=(1,), findings=tuple(findings)
+    )
+    assert attribution_sentence(incident).startswith(expected)
 
 
 @pytest.mark.parametrize("kind", list(Kind))
@@ -50,5 +71,6 @@ def test_attribution_says_whose_fault(
     attribution: Attribution, stage: Stage, ranks: tuple[int, ...], expected: str
 ) -> None:
     """One sentence says whose fault it is and, where that is known, whose it is not."""
-    sentence = attribution_sentence(story.incident(attribution=attribution, stage=stage, suspect_ranks=ranks))
+    incident = story.incident(attribution=attribution, stage=stage, suspect_ranks=ranks, findings=())
+    sentence = attribution_sentence(incident)
     assert sentence.startswith(expected)
