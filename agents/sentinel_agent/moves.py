@@ -25,6 +25,8 @@ MAX_GIVEN: Final = 8
 """Gatherings of one round that are remembered for what they were given."""
 MAX_RECEIVED: Final = 64
 """The same of receives. A pipeline has a few for each micro-batch."""
+EXCHANGES: Final = frozenset({"alltoall_base_", "alltoall_"})
+"""As sends are, a sign that ranks hold parts of one model, whose parameters may well differ."""
 FINITE: Final = Check(0, 0, 0, 0.0)
 
 
@@ -58,6 +60,7 @@ class Moves:
         if comm_hook.running() or roles.caller() is roles.Caller.GRADIENT_HOOK:
             return None  # FSDP gathers its parameters so
         call = read(args, kwargs)
+        round_.activations += read.op in EXCHANGES and _holds_values(call)
         group, ranks = group_of(call.group)
         name = f"{group} {read.op.strip('_')}" if spread else f"{group} gather"
         index = round_.next_index(name)
@@ -105,8 +108,9 @@ class Moves:
         between = tuple(ranks[rank] for rank in path) if ranks else path
         name = f"{group} {between[0]} to {between[1]}"
         index = self._ledger.round.next_index(name)
+        self._ledger.round.activations += _holds_values(call)
         if not sends:
-            tensors = [t for t in call.inputs if t.numel() > 1 and t.is_floating_point()]
+            tensors = [t for t in call.inputs if _is_value(t)]
             return _move(call, name, between, index, FINITE, tensors) if tensors else None
         found = self._look(call, several=True)
         if found is not None and found.nan:
@@ -118,6 +122,15 @@ class Moves:
         """Check of what a call was given; ``several``: of single numbers (a metric, a flag) nothing."""
         parts = [part for tensor in call.inputs if (part := given_part(tensor)) is not None]
         return self._checker.check_parts([part for part in parts if part.numel() > 1] if several else parts)
+
+
+def _is_value(tensor: torch.Tensor) -> bool:
+    """No index, flag or metric."""
+    return tensor.is_floating_point() and tensor.numel() > 1
+
+
+def _holds_values(call: Call) -> bool:
+    return any(_is_value(tensor) for tensor in call.inputs)
 
 
 def _move(

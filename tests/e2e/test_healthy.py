@@ -60,6 +60,9 @@ SHARDING = {
     "functional_collectives": 6,
     "tensor_parallel": 6,
     "pipeline": 6,
+    "pipeline_of_equal_stages": 12,
+    "experts_of_equal_start": 12,
+    "padding_of_nan_is_handed_round": 6,
 }
 TRAININGS = {"healthy_loops.py": LOOPS, "healthy_precision.py": PRECISION, "healthy_sharding.py": SHARDING}
 FOUR_RANKS = {"hybrid_sharding"}

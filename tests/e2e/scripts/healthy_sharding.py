@@ -11,6 +11,7 @@ from lab import batch, ddp, equal_start, loss_of, network, sgd
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.nn.functional import all_to_all_single
 
 STEPS = 6
 
@@ -137,9 +138,17 @@ def tensor_parallel() -> None:
 
 def pipeline() -> None:
     """Rank 0 sends activations to rank 1 and gets their gradient back; nothing is reduced."""
-    stage = nn.Linear(lab.WIDTH, lab.WIDTH) if lab.rank() == 0 else nn.Linear(lab.WIDTH, lab.CLASSES)
+    _pipeline(nn.Linear(lab.WIDTH, lab.WIDTH) if lab.rank() == 0 else nn.Linear(lab.WIDTH, lab.CLASSES), STEPS)
+
+
+def pipeline_of_equal_stages() -> None:
+    """The same with stages that begin alike, as blocks of one seed do, and then go their own ways."""
+    _pipeline(nn.Linear(lab.WIDTH, lab.WIDTH), 2 * STEPS)
+
+
+def _pipeline(stage: nn.Module, steps: int) -> None:
     optimizer = sgd(stage.parameters())
-    for step in range(STEPS):
+    for step in range(steps):
         optimizer.zero_grad()
         inputs, labels = batch(step)
         if lab.rank() == 0:
@@ -154,6 +163,40 @@ def pipeline() -> None:
             received.requires_grad_()
             nn.functional.cross_entropy(stage(received), labels).backward()
             dist.send(received.grad, 0)
+        optimizer.step()
+
+
+def experts_of_equal_start() -> None:
+    """Tokens go to every rank's own expert and back; experts begin alike, and nobody reduces their gradients."""
+    model, expert = ddp(nn.Linear(lab.WIDTH, lab.WIDTH)), nn.Sequential(nn.Linear(lab.WIDTH, lab.WIDTH), nn.ReLU())
+    optimizer = sgd([*model.parameters(), *expert.parameters()])
+    for step in range(2 * STEPS):
+        optimizer.zero_grad()
+        rows, labels = batch(step)
+        tokens = model(rows)
+        worked = expert(all_to_all_single(torch.empty_like(tokens), tokens))
+        nn.functional.cross_entropy(all_to_all_single(torch.empty_like(worked), worked), labels).backward()
+        optimizer.step()
+
+
+def padding_of_nan_is_handed_round() -> None:
+    """What is gathered, exchanged, broadcast and sent is padded with NaN, which nobody computes with."""
+    model = ddp()
+    optimizer = sgd(model.parameters())
+    for step in range(STEPS):
+        padded = torch.full((8,), float("nan"))
+        padded[:4] = float(step)
+        dist.broadcast(padded, 0)
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        everyone = torch.empty(lab.world() * 8)
+        dist.all_gather_into_tensor(everyone, padded)
+        dist.all_to_all_single(torch.empty(8), padded)
+        if lab.rank() == 0:
+            dist.send(padded, 1)
+        else:
+            dist.recv(padded, 0)
+        (loss + everyone.nansum() * 0.0).backward()
         optimizer.step()
 
 

@@ -17,7 +17,7 @@ from service.incidents.rounds import (
     verdict_of,
 )
 
-from sentinel.incidents.model import Attribution, Stage
+from sentinel.incidents.model import Attribution, Kind, Stage
 from sentinel.wire.messages import ClosedBy, Collective, Phase
 
 TENSOR_PARALLEL = collective(ACTIVATION, group="tp", ranks=(0, 1))
@@ -90,6 +90,47 @@ def test_whoever_gave_nan_to_a_collective_of_the_forward_is_the_origin(way: Coll
     told = Round(3, 3).wire(0, of=way, raw=None).loss().nan_gradient(0, 1, 2, of=LATER)
     verdict = verdict_of(told)
     assert (verdict.rule, verdict.suspect_ranks) == ("raw_gradient", (0,))
+
+
+SENT = collective(GATHERED, op="send", group="0 0 to 1", ranks=(0, 1))
+GOT = collective(SENT, op="recv_")
+SENT_BACK = collective(SENT, group="0 1 to 0", ranks=(1, 0))
+GOT_BACK = collective(SENT_BACK, op="recv_")
+
+
+def test_a_pipeline_s_first_stage_gave_what_the_last_lost_by() -> None:
+    """Rank 0 computes no loss: it is named for the activations it sent, and rank 1 only got them, and sends its gradient back."""
+    told = Round(2, 3).wire(0, of=SENT, raw=None).reduced(1, of=GOT).loss(1).wire(1, of=SENT_BACK, raw=None)
+    verdict = verdict_of(told.raw(0, 1).record(0, loss=None))
+    assert (verdict.kind, verdict.suspect_ranks) == (Kind.NONFINITE_GRADIENT, (0,))
+    assert "rank 1 got theirs" in verdict.reason
+    assert "its loss was finite" not in verdict.reason
+
+
+def test_a_pipeline_s_last_stage_sent_nan_gradients_back() -> None:
+    """What rank 0 got for its finite activations is not its own."""
+    told = Round(2, 3).loss(1).wire(1, of=SENT_BACK, raw=None).reduced(0, of=GOT_BACK).raw(0, 1).record(0, loss=None)
+    assert verdict_of(told).suspect_ranks == (1,)
+
+
+def test_a_receive_that_nobody_could_look_at_is_known_from_its_sender() -> None:
+    """The buffer was used again before anything was found: what rank 0 says that it sent is enough."""
+    told = Round(2, 3).wire(0, of=SENT, raw=None).loss(1).raw(0, 1).record(0, loss=None)
+    assert verdict_of(told).suspect_ranks == (0,)
+
+
+def test_a_loss_that_was_handed_on_is_its_giver_s() -> None:
+    """With finite gradients too: rank 0 gave NaN to what both gathered, and rank 1's loss followed."""
+    told = Round(2, 3).wire(0, of=GATHERED, raw=None).loss()
+    verdict = verdict_of(told)
+    assert (verdict.kind, verdict.suspect_ranks) == (Kind.NONFINITE_LOSS, (0,))
+    assert "rank 0 gave to the others" in verdict.reason
+
+
+def test_losses_that_nobody_handed_on_are_their_ranks() -> None:
+    """Both ranks' own losses were nonfinite, gathered or not."""
+    assert verdict_of(Round(2, 3).loss()).suspect_ranks == (0, 1)
+    assert verdict_of(Round(2, 3).wire(0, 1, of=GATHERED, raw=None).loss()).suspect_ranks == (0, 1)
 
 
 def test_a_number_given_after_the_gradients_explains_none() -> None:
