@@ -81,7 +81,6 @@ class Agent:
         self.audit = Audit(self.ledger.overflowed, self.health, self.naming.module_name, allowed=config.audit)
         self._first_forward_due = True
         self._searches_left = 3  # for the modules of a loop with neither wrapper nor optimizer; each walks all objects
-        self._misuses: set[str] = set()
         self._last_closed = (-1, 0)
         self._halted = False
         self._clean = True
@@ -218,13 +217,11 @@ class Agent:
         self.ledger.optimizer_steps(optimizer, scale=scale, skipped=True)
 
     def misused(self, note: str, optimizer: torch.optim.Optimizer | None) -> None:
-        """A call in a wrong order; each kind is told once."""
-        if note not in self._misuses:
-            self._misuses.add(note)
-            self.ledger.misused(note)
+        """A call in a wrong order."""
+        self.ledger.misused(note)
 
     def _clipping(self, parameters: list[torch.Tensor]) -> None:
-        self.ledger.pending.join()
+        self.ledger.gradients_needed(parameters)
         self.ledger.look_at_own_gradients()
         self.scaler.clipping(parameters, self.naming.optimizers())
 

@@ -149,6 +149,11 @@ def _counted(tensor: torch.Tensor) -> Check:
     return Check(tensor.numel(), nan, inf, max(abs(low.item()), abs(high.item())))
 
 
+def scalar_check(value: float) -> Check:
+    """Check of a one-element tensor holding ``value``."""
+    return Check(1, int(math.isnan(value)), int(math.isinf(value)), abs(value) if math.isfinite(value) else 0.0)
+
+
 def merged(one: Check, other: Check) -> Check:
     """Both findings as one."""
     return Check(one.numel + other.numel, one.nan + other.nan, one.inf + other.inf, max(one.absmax, other.absmax))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from sentinel.wire.messages import (
     Weights,
 )
 from sentinel.wire.scale import ScaleSearch
-from sentinel_agent.check import Checker
+from sentinel_agent.check import EMPTY, Checker, scalar_check
 from sentinel_agent.clock import Clock
 from sentinel_agent.guard import Guard
 from sentinel_agent.identity import Identity
@@ -39,7 +39,6 @@ from sentinel_agent.scan import MAX_NAMES, Scan, Scanned
 from sentinel_agent.state import Damage, State
 from sentinel_agent.written import Written
 
-NO_CHECK = Check(0, 0, 0, 0.0)
 MAX_EVIDENCE = 256
 """Evidence sent per round and rank; one is enough for a verdict, the rest only says how far it spread."""
 MAX_ECHOES = 2
@@ -80,6 +79,7 @@ class Ledger:
         self._search = ScaleSearch()
         self._syncs, self._shadowed = 1, 0
         self._last_loss_nonfinite = False
+        self._misuses: set[str] = set()
         self._lock = threading.Lock()
 
     # --- losses, forwards, backwards -----------------------------------------------------------------------------------
@@ -145,6 +145,16 @@ class Ledger:
         if found.nonfinite:
             self.latch(Phase.INIT, found.found, parameters=found.names, total=found.total)
 
+    def gradients_needed(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Gradients of these parameters are about to be clipped or applied: checks are finished first, and so is their reduction.
+
+        To wait for that is what the loop has to do; that it has not done so is told, since without us it would go wrong.
+        """
+        given = {id(tensor) for reduction in self.pending.under_way() for tensor in reduction.outputs}
+        if given and any(id(parameter.grad) in given for parameter in parameters):
+            self.misused("used_under_way")
+        self.pending.join()
+
     def look_at_own_gradients(self) -> None:
         """Gradients that no collective of this round has carried are looked at before they are clipped, or else applied."""
         current = self.round
@@ -167,9 +177,12 @@ class Ledger:
         self.latch(Phase.AUDIT, found, note=note)
 
     def misused(self, note: str) -> None:
-        """A call in a wrong order. Between two rounds it belongs to the one just closed."""
+        """A call in a wrong order; each kind is told once. Between two rounds it belongs to the one just closed."""
+        if note in self._misuses:
+            return
+        self._misuses.add(note)
         step = self.clock.step if self.round.dirty else max(self.clock.step - 1, 0)
-        self.latch(Phase.MISUSE, NO_CHECK, note=note, step=step)
+        self.latch(Phase.MISUSE, EMPTY, note=note, step=step)
 
     # --- the clock -----------------------------------------------------------------------------------------------------
 
@@ -186,7 +199,7 @@ class Ledger:
         ``again``: its closure was evaluated once more within the same step. A step with no backward before it closes a round
         only if the optimizer leads and its gradients are new: a loop may have put them there by hand.
         """
-        self.pending.join()
+        self.gradients_needed(p for group in optimizer.param_groups for p in group["params"])
         wrote = self._scan.wrote_gradients_of(optimizer)
         if self.round.dirty or (wrote and self.clock.leads(optimizer)):
             self.round.loss_scale = scale
@@ -206,7 +219,7 @@ class Ledger:
     def leaving(self, note: str) -> None:
         """The process ends: an open round with anything in it is closed as it is."""
         if note:
-            self.latch(Phase.EXIT, NO_CHECK, note=note)
+            self.latch(Phase.EXIT, EMPTY, note=note)
         if self.round.dirty or self.round.suspicious:
             self.close(ClosedBy.EXIT, None, skipped=False)
 
@@ -381,8 +394,3 @@ class Ledger:
                 note=note,
             )
         )
-
-
-def scalar_check(value: float) -> Check:
-    """Check of a one-element tensor holding ``value``."""
-    return Check(1, int(math.isnan(value)), int(math.isinf(value)), abs(value) if math.isfinite(value) else 0.0)

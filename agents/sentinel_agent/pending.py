@@ -64,6 +64,7 @@ class Pending:
         def completed(future: Any) -> None:
             try:
                 if _succeeded(future):
+                    reduction.raced = _versions(reduction) != reduction.versions
                     look(reduction)
             finally:
                 done.set()
@@ -85,6 +86,11 @@ class Pending:
             elif not done.wait(JOIN_SECONDS):
                 self._health.drops["check_not_finished"] += 1
 
+    def under_way(self) -> list[Reduction]:
+        """Gradients that a loop has given away and that are not back yet. Host memory only: elsewhere, order is the stream's."""
+        given = [one for one, done in tuple(self._waiting) if type(one) is Reduction and done is not None]
+        return [one for one in given if one.versions and not _is_done(one.work)]
+
     def forget_done(self) -> None:
         """Drop finished entries at the head, so that async collectives outside of a round do not pile up."""
         while self._waiting and self._waiting[0][1] is not None and self._waiting[0][1].is_set():
@@ -102,6 +108,17 @@ class Pending:
         except RuntimeError:
             self._health.drops["collective_failed"] += 1
             return False
+        return True
+
+
+def _versions(reduction: Reduction) -> tuple[int, ...]:
+    return tuple(tensor._version for tensor in reduction.outputs) if reduction.versions else ()
+
+
+def _is_done(work: Any) -> bool:
+    try:
+        return work is None or bool(work.is_completed())
+    except RuntimeError:  # it failed: its user will hear
         return True
 
 

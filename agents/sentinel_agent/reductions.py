@@ -42,6 +42,9 @@ class RoundKeeper(Protocol):
     def latch(self, phase: Phase, found: Check, reduction: Reduction | None = None) -> None:
         """Send evidence and remember that the open round has some."""
 
+    def misused(self, note: str) -> None:
+        """Something was called in a wrong order."""
+
 
 class Reductions:
     """Listens to the wire tap on behalf of a ledger."""
@@ -154,6 +157,9 @@ class Reductions:
         if names is not None and reduction.sharded and self.norms.wanted(self._ledger.round.number):
             norm = math.nan if reduction.wire.nonfinite else l2_norm(parts, reduction.wire)
             self.norms.note((_block(names),), (norm,))  # before the reduction: all of it is here
+        if names is not None and who is roles.Caller.USER and not reduction.steady and not comm_hook.running():
+            on_host = all(tensor.device.type == "cpu" for tensor in reduction.outputs)
+            reduction.versions = tuple(tensor._version for tensor in reduction.outputs) if on_host else ()
         foreign = who is roles.Caller.USER and self._is_foreign(parts, names)
         chained = not roles.in_backward() and self._ledger.round.backward_elsewhere()
         self.replicas.issued(reduction, names, foreign=foreign, in_hook=comm_hook.running() or chained)
@@ -241,6 +247,8 @@ class Reductions:
         reduction = waiting
         assert type(reduction) is Reduction
         parts = [part for tensor in reduction.outputs if (part := given_part(tensor)) is not None]
+        if reduction.raced:
+            self._ledger.misused("written_under_way")
         found = self._checker.check_parts(parts)
         if reduction.role is Role.GRADIENT:
             self._ledger.round.reduced_storages.update(

@@ -40,6 +40,8 @@ class Reduction:
     narrowed: bool = False
     parameters: tuple[str, ...] = ()
     parameters_total: int = 0
+    versions: tuple[int, ...] = ()  # of the outputs when a loop gave its gradients away and went on without waiting
+    raced: bool = False  # somebody wrote them before the collective was done
     names: tuple[str, ...] | None = None  # the parameters whose gradients it is known to carry
 
 

@@ -21,6 +21,10 @@ REASONS = {
     "scale_changed_before_step": "the scale changed (scaler.update) between the backward and this optimizer's step: "
     "its gradients are divided by another scale than they were multiplied by",
     "scaler_with_bfloat16": "a GradScaler scales a loss under bfloat16 autocast, which has float32's range and needs none",
+    "used_under_way": "gradients were clipped or applied while their all-reduce was still under way: nobody had waited for it "
+    "(Sentinel's checks do before the step, so that a run without them may go wrong where this one did not)",
+    "written_under_way": "gradients were written while their all-reduce was still under way: nobody had waited for it, and what it "
+    "returned is a mixture",
 }
 """Note of a MISUSE evidence -> what is wrong, in words."""
 
@@ -31,7 +35,8 @@ def judge(window: RoundWindow, history: History) -> Iterator[Finding]:
         if note not in history.told:
             history.told.add(note)
             seen = [e for e in window.of_phase(Phase.MISUSE) if e.note == note]
-            yield _finding(window, note, Kind.MISUSE, seen, REASONS.get(note, note))
+            cause = Cause.COMMUNICATION if note.endswith("under_way") else Cause.OPTIMIZATION
+            yield _finding(window, note, Kind.MISUSE, seen, REASONS.get(note, note), cause=cause)
     yield from _absorbed(window, history)
     clipped = window.of_phase(Phase.CLIP)
     if clipped and not window.gradient_evidence():

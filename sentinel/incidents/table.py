@@ -251,5 +251,14 @@ TABLE: tuple[Row, ...] = (
         WHERE_SEEN,
         _W,
     ),
+    Row(
+        "used_under_way",
+        "gradients used before their all-reduce was waited for",
+        _K.MISUSE,
+        _S.OPTIMIZER,
+        WHERE_SEEN,
+        _W,
+    ),
+    Row("written_under_way", "the same, and written to", _K.MISUSE, _S.OPTIMIZER, WHERE_SEEN, _W),
     Row("scaler_with_bfloat16", "a GradScaler under bfloat16 autocast", _K.MISUSE, _S.OPTIMIZER, WHERE_SEEN, _W),
 )

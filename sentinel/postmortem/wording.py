@@ -20,7 +20,7 @@ KIND_WORDS: dict[Kind, str] = {
     Kind.SCALER_COLLAPSE: "the loss scale collapsed",
     Kind.STALLED_TRAINING: "training goes on without changing the weights",
     Kind.SILENT_OVERFLOW: "an intermediate overflowed and was absorbed",
-    Kind.MISUSE: "mixed-precision calls are in the wrong order",
+    Kind.MISUSE: "calls are in the wrong order",
     Kind.RANK_SILENT: "a rank stopped reporting",
 }
 

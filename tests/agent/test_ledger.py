@@ -11,7 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from watched import Watched
 
-from sentinel.wire.messages import ClosedBy, Phase
+from sentinel.wire.messages import ClosedBy, Phase, Role
+from sentinel_agent.check import EMPTY
+from sentinel_agent.rounds import Reduction
 
 N = 4
 Wrap = Callable[[nn.Module], nn.Module]
@@ -351,6 +353,57 @@ def test_a_scaler_s_ordinary_skip_is_not_dumped(watched: Watched, wrap: str, pha
     assert watched.evidence(phase)
     assert not watched.evidence(Phase.LOSS)
     assert not list(watched.agent.config.run_dir.glob("bundles/*"))
+
+
+class UnderWay:
+    """A collective that is done when somebody waits for it. A real one cannot be held up in a group of one rank."""
+
+    def __init__(self) -> None:
+        self.future: torch.futures.Future[Any] = torch.futures.Future()
+
+    def is_completed(self) -> bool:
+        """Is it done?"""
+        return self.future.done()
+
+    def wait(self) -> None:
+        """Be done."""
+        if not self.future.done():
+            self.future.set_result([])
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Its future."""
+        return self.future
+
+
+def _give_away(watched: Watched, gradient: torch.Tensor) -> None:
+    """A loop reduces this gradient and goes on."""
+    given = Reduction("allreduce_", "0", (), 0, "SUM", "float32", Role.GRADIENT, EMPTY, [gradient], UnderWay())
+    given.versions, given.steady = (gradient._version,), False
+    watched.agent.ledger.pending.when_complete(given)
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_gradients_used_before_their_reduction_is_done_are_told_once(watched: Watched, clipped: bool) -> None:
+    """By the optimizer that owns them, or clipping; an optimizer of other parameters may step meanwhile."""
+    model, other = _net(), nn.Linear(3, 1)
+    watched.agent.root_made(model)
+    optimizer, free = _sgd(model.parameters()), _sgd(other.parameters())
+    for _ in range(2):
+        _loss(model).backward()
+        other(_batch()).sum().backward()
+        told_before = len(watched.evidence(Phase.MISUSE))
+        _give_away(watched, model[0].weight.grad)  # type: ignore[index, union-attr]
+        free.step()
+        assert len(watched.evidence(Phase.MISUSE)) == told_before
+        _give_away(watched, model[0].weight.grad)  # type: ignore[index, union-attr]
+        if clipped:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            assert watched.evidence(Phase.MISUSE)
+        optimizer.step()
+        optimizer.zero_grad()
+        free.zero_grad()
+    (told,) = watched.evidence(Phase.MISUSE)
+    assert (told.note, told.step) == ("used_under_way", 0)
 
 
 @pytest.mark.parametrize("clipped", [False, True])

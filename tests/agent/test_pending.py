@@ -108,6 +108,52 @@ def test_a_backend_without_futures_is_looked_at_in_the_join(pending: Pending, fi
     assert finished == [reduction]
 
 
+def _given_away(work: Slow, gradient: torch.Tensor) -> Reduction:
+    """A gradient that a loop reduces and does not wait for."""
+    reduction = _reduction(work)
+    reduction.outputs, reduction.versions = [gradient], (gradient._version,)
+    return reduction
+
+
+def test_gradients_are_under_way_until_their_collective_is_done(pending: Pending) -> None:
+    """Those that a loop went on without; what nobody can write before, or what has been looked at, is not."""
+    work, done = Slow(), Slow()
+    done.future.set_result([])
+    pending.when_complete(reduction := _given_away(work, torch.ones(2)))
+    pending.when_complete(_reduction(Slow()))
+    pending.when_complete(_given_away(done, torch.ones(2)))
+    assert pending.under_way() == [reduction]
+    work.future.set_result([])
+    assert pending.under_way() == []
+
+
+def test_a_backend_that_fails_when_asked_has_nothing_under_way(pending: Pending) -> None:
+    """A collective that failed is its user's to hear of, and one without a Work any more was looked at."""
+
+    class Broken(Slow):
+        def is_completed(self) -> bool:
+            """A backend may say so here already."""
+            raise RuntimeError("Connection closed by peer")
+
+    pending.when_complete(_given_away(Broken(), torch.ones(2)))
+    pending.when_complete(looked_at := _given_away(Slow(), torch.ones(2)))
+    looked_at.work = None
+    assert pending.under_way() == []
+
+
+@pytest.mark.parametrize("when", ["before", "after", "never"])
+def test_a_gradient_written_under_way_is_known(pending: Pending, finished: list[Reduction], when: str) -> None:
+    """Its version tells, when the result arrives: a loop that divides at once writes what is still being summed."""
+    work, gradient = Slow(), torch.ones(2)
+    pending.when_complete(_given_away(work, gradient))
+    if when == "before":
+        gradient /= 2
+    work.future.set_result([])
+    if when == "after":
+        gradient /= 2
+    assert [reduction.raced for reduction in finished] == [when == "before"]
+
+
 @pytest.mark.parametrize("how", ["now", "when_complete"])
 def test_a_failed_collective_is_counted_not_raised(finished: list[Reduction], how: str) -> None:
     """A peer that died is the user's own error to meet; there is no result to look at."""
