@@ -47,7 +47,7 @@ class Agreement:
 
     def before(self, read: wire.Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A collective is about to be issued; those of FSDP's backward are remembered."""
-        if not roles.in_backward() or not of_fsdp(roles.caller()):
+        if read.op in wire.MOVES or not roles.in_backward() or not of_fsdp(roles.caller()):
             return
         call = read(args, kwargs)
         group, ranks = wire.group_of(call.group)

@@ -157,7 +157,12 @@ class Reductions:
         if names is not None and reduction.sharded and self.norms.wanted(self._ledger.round.number):
             norm = math.nan if reduction.wire.nonfinite else l2_norm(parts, reduction.wire)
             self.norms.note((_block(names),), (norm,))  # before the reduction: all of it is here
-        if names is not None and who is roles.Caller.USER and not reduction.steady and not comm_hook.running():
+        if (
+            reduction.op == "allreduce_"
+            and names
+            and who is roles.Caller.USER
+            and not (reduction.steady or comm_hook.running())
+        ):
             on_host = all(tensor.device.type == "cpu" for tensor in reduction.outputs)
             reduction.versions = tuple(tensor._version for tensor in reduction.outputs) if on_host else ()
         foreign = who is roles.Caller.USER and self._is_foreign(parts, names)

@@ -75,7 +75,7 @@ class Injection:
 
     def _number(self, call: wire.Call) -> int:
         """The collective's number among those of the round that faults can happen to, -1 for another one."""
-        if not any(t.is_floating_point() and t.numel() > 1 for t in call.inputs):
+        if call.op in wire.MOVES or not any(t.is_floating_point() and t.numel() > 1 for t in call.inputs):
             return -1
         index = self._seen[self._now()]
         self._seen[self._now()] += 1
