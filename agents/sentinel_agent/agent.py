@@ -104,7 +104,9 @@ class Agent:
         self.scaler.install()
         told = (self.ledger.loss, self._backward_begins, self._backward_ended)
         loss.install(*told, self.scaler.unscaled, self.health, self._agree if self.guard.acts else None)
-        clip.install(self._clipping, self._clipped, self.ledger.pending.join, self.health)
+        clip.install(
+            self._clipping, self._clipped, self.ledger.pending.join, self.ledger.handover.rewritten, self.health
+        )
         batches.install_loader_tap(lambda: self if self.health.active else None, guarded)
         if self.config.audit:
             batches.on_forward_end(guarded("forward_end", self.audit.forward_ended, even_off=True))
@@ -221,13 +223,11 @@ class Agent:
         self.ledger.misused(note)
 
     def _clipping(self, parameters: list[torch.Tensor]) -> None:
-        self.ledger.gradients_needed(parameters)
-        self.ledger.look_at_own_gradients()
+        self.ledger.handover.clipping(parameters)
         self.scaler.clipping(parameters, self.naming.optimizers())
 
     def _clipped(self, parameters: list[torch.Tensor], norm: Any) -> None:
-        if isinstance(norm, torch.Tensor) and norm.device.type == "cpu":
-            self.ledger.clipped(float(norm.detach()))
+        self.ledger.handover.clipped(norm)
 
     def _round_closed(self, closing: Round, step: int) -> None:
         self._last_closed = (closing.number, step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from sentinel.wire.scale import ScaleSearch
 from sentinel_agent.check import EMPTY, Checker, scalar_check
 from sentinel_agent.clock import Clock
 from sentinel_agent.guard import Guard
+from sentinel_agent.handover import Handover
 from sentinel_agent.identity import Identity
 from sentinel_agent.reductions import Reductions, collective_of
 from sentinel_agent.replicas import weights_due
@@ -75,6 +76,7 @@ class Ledger:
         self.guard = guard
         self.layouts, self.replicas = self.reductions.layouts, self.reductions.replicas
         self.pending = self.reductions.pending
+        self.handover = Handover(scan, self, self.pending, self.layouts.gradients)
         self.clock = Clock()
         self._search = ScaleSearch()
         self._syncs, self._shadowed = 1, 0
@@ -145,33 +147,6 @@ class Ledger:
         if found.nonfinite:
             self.latch(Phase.INIT, found.found, parameters=found.names, total=found.total)
 
-    def gradients_needed(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Gradients of these parameters are about to be clipped or applied: checks are finished first, and so is their reduction.
-
-        To wait for that is what the loop has to do; that it has not done so is told, since without us it would go wrong.
-        """
-        given = {id(tensor) for reduction in self.pending.under_way() for tensor in reduction.outputs}
-        if given and any(id(parameter.grad) in given for parameter in parameters):
-            self.misused("used_under_way")
-        self.pending.join()
-
-    def look_at_own_gradients(self) -> None:
-        """Gradients that no collective of this round has carried are looked at before they are clipped, or else applied."""
-        current = self.round
-        if current.looked or current.synced or not current.backwards:
-            return
-        current.looked = True
-        if self._scan.gradients_look_finite(self.layouts.gradients(), anywhere=current.loss_nonfinite):
-            return
-        found = self._scan.gradients()
-        if found.nonfinite:
-            self.latch(Phase.RAW, found.found, parameters=found.names, total=found.total)
-
-    def clipped(self, norm: float) -> None:
-        """The norm that clipping computed: if it is nonfinite though no gradient is, the whole update is multiplied by zero."""
-        if not math.isfinite(norm) and not self.round.gradient_nonfinite and not self._scan.gradients().nonfinite:
-            self.latch(Phase.CLIP, scalar_check(norm), value=norm)
-
     def overflowed(self, found: Check, note: str) -> None:
         """An intermediate of this round's forward overflowed; whether it was absorbed, the round will show."""
         self.latch(Phase.AUDIT, found, note=note)
@@ -199,8 +174,7 @@ class Ledger:
         ``again``: its closure was evaluated once more within the same step. A step with no backward before it closes a round
         only if the optimizer leads and its gradients are new: a loop may have put them there by hand.
         """
-        self.gradients_needed(p for group in optimizer.param_groups for p in group["params"])
-        wrote = self._scan.wrote_gradients_of(optimizer)
+        wrote = self.handover.stepping(optimizer)
         if self.round.dirty or (wrote and self.clock.leads(optimizer)):
             self.round.loss_scale = scale
             by = ClosedBy.SCALER_SKIP if skipped else ClosedBy.OPTIMIZER
@@ -233,7 +207,7 @@ class Ledger:
     ) -> None:
         """End the round: look at the state if anything was latched, report, and begin the next."""
         if by is not ClosedBy.JOINED:
-            self.look_at_own_gradients()
+            self.handover.look_at_own()
         closing, step = self.round, self.clock.step_of(optimizer, again=again)
         if by is ClosedBy.OPTIMIZER:
             self.replicas.look_at_gradients(closing.number, in_hook=False)
@@ -300,7 +274,7 @@ class Ledger:
         """
         if skipped and closing.loss_scale is not None and not closing.loss_nonfinite:
             return closing.gradient_nonfinite and not closing.infinite and not self._search.explains(closing.loss_scale)
-        if closing.shared_nonfinite:
+        if closing.shared_nonfinite or closing.spoilt:
             return True
         return closing.loss_nonfinite or closing.gradient_nonfinite or closing.derived_nonfinite
 
@@ -360,7 +334,7 @@ class Ledger:
     ) -> None:
         """Send evidence at once and remember that this round has some. Safe from gloo's threads."""
         gradient = reduction is not None and reduction.role in (Role.GRADIENT, Role.DERIVED)
-        if gradient or phase in (Phase.LOSS, Phase.RAW):
+        if gradient or phase in (Phase.LOSS, Phase.RAW, Phase.PARAMS, Phase.BUFFERS):
             self.reductions.moves.tell()
         with self._lock:
             current = self.round

@@ -73,6 +73,7 @@ class Round:
     shared_nonfinite: bool = False  # so is a gradient that all ranks know to be: what the guard decides by
     private: bool = False  # some gradient was reduced in a way that not all ranks share
     derived_nonfinite: bool = False
+    spoilt: bool = False  # gradients were finite when they were reduced, and not when they were to be applied
     suspect: bool = False  # this rank saw something that no collective brought it
     infinite: bool = False  # some gradient evidence had infinities, as overflow makes them
     evidence: int = 0

@@ -152,6 +152,18 @@ class Scan:
         ref, version = self._marks.get(id(parameter), (None, -1))
         return ref is None or ref() is not gradient or gradient._version != version
 
+    def rewrote(self, parameters: list[torch.Tensor]) -> bool:
+        """Did anything write gradients of these since they were last marked? Only of those that are marked at all."""
+        marked = [p for p in (*parameters[:2], *parameters[-2:]) if id(p) in self._marks]
+        return any(self._wrote(p, p.grad) for p in marked if p.grad is not None)
+
+    def mark_gradients(self) -> None:
+        """Whoever has written marked gradients so far is known."""
+        for _, parameters in self._owners():
+            for parameter in (*parameters[:2], *parameters[-2:]):
+                if id(parameter) in self._marks and parameter.grad is not None:
+                    self._marks[id(parameter)] = (weakref.ref(parameter.grad), parameter.grad._version)
+
     def wrote_gradients_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Did anything write gradients of this optimizer since they were last marked? They are marked now."""
         owned = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

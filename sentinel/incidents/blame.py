@@ -78,6 +78,16 @@ def loss_origins(window: RoundWindow) -> tuple[int, ...]:
     return tuple(sorted(born)) or lost
 
 
+def state_origins(window: RoundWindow, seen: tuple[int, ...]) -> tuple[int, ...]:
+    """Of ranks whose parameters or buffers are nonfinite, those to which no other rank handed them so.
+
+    DDP broadcasts rank 0's buffers, a sharded optimizer every rank's part of the parameters.
+    """
+    handed = [e for e in window.of_phase(Phase.WIRE) if e.collective is not None and e.collective.op in _HANDED]
+    gave = {e.rank for e in handed}
+    return tuple(r for r in seen if r in gave or not any(_reaches(e, r) for e in handed)) or seen
+
+
 def _is_sent(evidence: Evidence) -> bool:
     return evidence.collective is not None and evidence.collective.op == "send"
 
@@ -93,6 +103,9 @@ def _precedes_gradients(window: RoundWindow, given: Evidence) -> bool:
     return given.order < min(later, default=given.order + 1)
 
 
+_HANDED = frozenset(
+    {"broadcast_", "allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"}
+)
 _SPREADING = frozenset({"SUM", "AVG", "PRODUCT", "GATHER"})
 
 

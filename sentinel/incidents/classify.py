@@ -19,7 +19,7 @@ from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage, 
 from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS
 from sentinel.incidents.verdicts import group_of, names_of, ranks_of, verdict_on
 from sentinel.incidents.view import View
-from sentinel.wire.messages import AT_START, WRITTEN, ClosedBy, Evidence, Phase, Role
+from sentinel.wire.messages import AT_START, REWRITTEN, WRITTEN, ClosedBy, Evidence, Phase, Role
 
 
 class Quiet(StrEnum):
@@ -108,7 +108,8 @@ def parameters_written(view: View) -> Outcome | None:
         seen,
         Cause.FRAMEWORK,
         f"{names_of(seen)} nonfinite at the start of this round on {rank_list(ranks_of(seen))}, and not by the optimizer: "
-        "something else has written them since its last step (a checkpoint that was loaded?)",
+        "something else has written them since its last step (a checkpoint that was loaded?)" + _handed(view, seen),
+        suspects=blame.state_origins(view.window, ranks_of(seen)),
     )
 
 
@@ -125,7 +126,9 @@ def parameters_after_step(view: View) -> Outcome | None:
         seen,
         Cause.OPTIMIZATION,
         f"{names_of(seen)} already nonfinite at the start of this round on {rank_list(ranks_of(seen))}"
-        + (", though the gradients before were finite: the step before made them so" if view.window.round else ""),
+        + (", though the gradients before were finite: the step before made them so" if view.window.round else "")
+        + _handed(view, seen),
+        suspects=blame.state_origins(view.window, ranks_of(seen)),
     )
 
 
@@ -305,6 +308,23 @@ def _incomplete(view: View, first: Evidence, unknown: tuple[int, ...]) -> Verdic
     )
 
 
+def rewritten_gradient(view: View) -> Outcome | None:
+    """Gradients were finite when they were reduced, and nonfinite when about to be applied: the script wrote them in between."""
+    seen = [e for e in view.window.of_phase(Phase.APPLIED) if e.note == REWRITTEN]
+    if not seen or view.window.gradient_evidence():
+        return None
+    return verdict_on(
+        view,
+        "rewritten_gradient",
+        Kind.NONFINITE_GRADIENT,
+        Stage.POST_REDUCE,
+        seen,
+        _shared_cause(view),
+        f"gradients of {rank_list(ranks_of(seen))} were reduced to finite values, and nonfinite when they were to be applied "
+        f"({names_of(seen)}): the script has written them in between",
+    )
+
+
 def buffers(view: View) -> Outcome | None:
     """Rule 13: BatchNorm statistics or other buffers became nonfinite, while losses and gradients did not."""
     seen = view.window.of_phase(Phase.BUFFERS)
@@ -318,8 +338,15 @@ def buffers(view: View) -> Outcome | None:
         seen,
         Cause.DATA,
         f"buffers of {rank_list(ranks_of(seen))} became nonfinite in this round's forward ({names_of(seen)}), "
-        "though loss and gradients stayed finite: evaluation with them will not be",
+        "though loss and gradients stayed finite: evaluation with them will not be" + _handed(view, seen),
+        suspects=blame.state_origins(view.window, ranks_of(seen)),
     )
+
+
+def _handed(view: View, seen: list[Evidence]) -> str:
+    ranks = ranks_of(seen)
+    origins = blame.state_origins(view.window, ranks)
+    return f"; {rank_list(origins)} handed them to the others" if origins != ranks else ""
 
 
 RULES: tuple[Rule, ...] = (
@@ -332,6 +359,7 @@ RULES: tuple[Rule, ...] = (
     activation_reduction,
     wire_value,
     reduced_value,
+    rewritten_gradient,
     loss_only,
     buffers,
 )

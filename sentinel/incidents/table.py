@@ -133,6 +133,14 @@ TABLE: tuple[Row, ...] = (
         "nobody: it cannot be told",
         _C,
     ),
+    Row(
+        "rewritten_gradient",
+        "reduced to finite gradients, nonfinite when applied: the script has written them in between",
+        _K.NONFINITE_GRADIENT,
+        _S.POST_REDUCE,
+        WHERE_SEEN,
+        _C,
+    ),
     Row("loss_only", "the loss nonfinite, gradients finite", _K.NONFINITE_LOSS, _S.FORWARD, WHERE_SEEN, _W),
     Row(
         "buffers", "buffers became nonfinite, loss and gradients not", _K.NONFINITE_BUFFERS, _S.FORWARD, WHERE_SEEN, _C

@@ -34,6 +34,9 @@ class Phase(StrEnum):
 AT_START = "before the first forward"
 """Note of BUFFERS evidence in round 0: buffers that held NaN when the training began."""
 
+REWRITTEN = "written since they were reduced"
+"""Note of APPLIED evidence: gradients were finite when they were reduced, and somebody has written them since."""
+
 WRITTEN = "written since the last step"
 """Note of PARAMS evidence: somebody but the optimizer has written the parameters that were found nonfinite."""
 

@@ -84,6 +84,7 @@ IN_TRAINING = {
         "clip",
         "clipped",
         "unscale",
+        "unscaled",
         "loader",
         "indices",
         "forward",

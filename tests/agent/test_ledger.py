@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from watched import Watched
 
-from sentinel.wire.messages import ClosedBy, Phase, Role
+from sentinel.wire.messages import REWRITTEN, ClosedBy, Phase, Role
 from sentinel_agent.check import EMPTY
 from sentinel_agent.rounds import Reduction
 
@@ -426,6 +427,63 @@ def test_gradients_that_no_collective_carries_are_looked_at(watched: Watched, cl
     assert (raw.round, raw.step, raw.parameters, raw.parameters_total) == (2, 2, ("2.bias",), 1)
     assert [r.evidence > 0 for r in watched.rounds] == [False, False, True]
     assert list(watched.agent.config.run_dir.glob("bundles/*"))
+
+
+def _divided(model: nn.Module, by: float) -> None:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= by
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("way", ["ddp", "loop"])
+def test_gradients_that_the_script_spoils_after_their_reduction_are_told(
+    watched: Watched, way: str, clipped: bool
+) -> None:
+    """Divided by a number of tokens that is zero: as what was about to be applied, and before clipping hides which."""
+    model = DistributedDataParallel(_net()) if way == "ddp" else _net()
+    watched.agent.root_made(model)
+    optimizer = _sgd(model.parameters())
+    for i in range(N):
+        optimizer.zero_grad()
+        _loss(model).backward()
+        if way == "loop":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+        _divided(model, 8.0)
+        if i == 2:
+            next(iter(model.parameters())).grad.fill_(float("nan"))  # type: ignore[union-attr]
+        if clipped:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if i == 2:
+            break
+    (spoilt,) = watched.evidence()
+    assert (spoilt.phase, spoilt.note, spoilt.step) == (Phase.APPLIED, REWRITTEN, 2)
+    assert spoilt.parameters == ("0.weight",)
+    assert list(watched.agent.config.run_dir.glob("bundles/*"))
+
+
+def test_nothing_is_read_again_where_nobody_wrote(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP, a scaler that unscales and a clipping: all that writes gradients here is known, and costs no further look."""
+    model = DistributedDataParallel(_net())
+    watched.agent.root_made(model)
+    optimizer = _sgd(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    looks: list[int] = []
+    monkeypatch.setattr(
+        watched.agent.scan, "gradients_look_finite", lambda *_args, **_options: bool(looks.append(1) or True)
+    )
+    for i in range(N):
+        optimizer.zero_grad()
+        scaler.scale(_loss(model)).backward()
+        if i % 2:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert len(watched.rounds) == N
+    assert looks == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -58,6 +58,9 @@ MOVING = {
     ("pipeline_last_stage", 2): RANK_1,
     ("replicated_pipeline_first_stage", 4): RANK_1._replace(ranks=(2,)),
     ("replicated_pipeline_last_stage", 4): RANK_1._replace(ranks=(3,)),
+    ("sharded_optimizer", 2): Fault("nonfinite_parameters", "optimizer", (1,), "rank_local"),
+    ("buffers_handed_round", 2): Fault("nonfinite_buffers", "forward", (0,), "rank_local"),
+    ("divided_by_zero_tokens", 2): Fault("nonfinite_gradient", "post_reduce", (0, 1), "all_ranks"),
     ("unfrozen", 2): Fault("replica_divergence", "not_reduced", (0, 1), "all_ranks"),
     ("alone", 2): RANK_1,  # and its weights differ from the start
 }

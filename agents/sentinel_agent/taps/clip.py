@@ -20,13 +20,17 @@ def install(
     before_clip: Callable[[list[torch.Tensor]], None],
     after_clip: Callable[[list[torch.Tensor], Any], None],
     join: Callable[[], None],
+    unscaled: Callable[[], None],
     health: Health,
 ) -> None:
-    """Call ``before_clip(parameters)`` and ``after_clip(parameters, norm)`` around clipping, ``join()`` before any unscaling."""
-    before, after, ready = (
+    """Call ``before_clip(parameters)`` and ``after_clip(parameters, norm)`` around clipping, ``join()`` before and
+    ``unscaled()`` after any unscaling.
+    """
+    before, after, ready, done = (
         health.guarded("clip", before_clip),
         health.guarded("clipped", after_clip),
         health.guarded("unscale", join),
+        health.guarded("unscaled", unscaled),
     )
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +48,9 @@ def install(
     def make_unscale(original: Callable[..., Any]) -> Callable[..., Any]:
         def unscale_(*args: Any, **kwargs: Any) -> Any:
             ready()
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            done()
+            return result
 
         return unscale_
 

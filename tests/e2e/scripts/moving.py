@@ -10,6 +10,7 @@ import torch.distributed as dist
 from lab import CLASSES, WIDTH, ddp, sgd
 from torch import nn
 from torch.distributed.nn.functional import all_to_all_single
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
@@ -119,6 +120,50 @@ def replicated_pipeline_first_stage() -> None:
 def replicated_pipeline_last_stage() -> None:
     """The same, and rank 3 is one's last stage."""
     _staged(_at("last", 3), _replicated)
+
+
+def sharded_optimizer() -> None:
+    """Every rank steps some of the parameters and broadcasts them; the guilty rank's moments become NaN."""
+    model = ddp()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        rows, labels = lab.batch(step)
+        cross_entropy(model(rows), labels).backward()
+        if step == FAULT and lab.rank() == GUILTY:
+            next(iter(optimizer.optim.state.values()))["exp_avg_sq"].view(-1)[0] = NAN
+        optimizer.step()
+
+
+def buffers_handed_round() -> None:
+    """DDP broadcasts rank 0's running statistics, into which something has written NaN."""
+    norm = nn.BatchNorm1d(WIDTH)
+    model = ddp(nn.Sequential(norm, nn.Linear(WIDTH, CLASSES)))
+    optimizer = sgd(model.parameters(), 0.01)
+    for step in range(STEPS):
+        if step == FAULT and lab.rank() == 0:
+            norm.running_var[3] = NAN
+        optimizer.zero_grad()
+        rows, labels = lab.batch(step)
+        cross_entropy(model(rows), labels).backward()
+        optimizer.step()
+
+
+def divided_by_zero_tokens() -> None:
+    """A loop divides what it has reduced by the number of tokens of all ranks, which is zero once."""
+    model = lab.equal_start(nn.Linear(WIDTH, CLASSES))
+    optimizer = sgd(model.parameters(), 0.01)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        rows, labels = lab.batch(step)
+        mask = torch.full((len(rows),), float(step != FAULT))
+        (cross_entropy(model(rows), labels, reduction="none") * mask).sum().backward()
+        tokens = mask.sum()
+        dist.all_reduce(tokens)
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= tokens
+        optimizer.step()
 
 
 def unfrozen() -> None:

@@ -11,7 +11,7 @@ from service.incidents.rounds import ACTIVATION, DERIVED, FINITE, HALF_BUCKET, I
 
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage
 from sentinel.incidents.scaler import ScalerHistory
-from sentinel.wire.messages import AT_START, WRITTEN, ClosedBy, Phase
+from sentinel.wire.messages import AT_START, REWRITTEN, WRITTEN, ClosedBy, Phase
 
 LEFT = collective(group="left", ranks=(0, 1))
 RIGHT = collective(group="right", ranks=(2, 3))
@@ -31,6 +31,7 @@ DECIDES = {
     "damaged_reduction": (Kind.BAD_REDUCTION, Stage.POST_REDUCE, Severity.CRITICAL),
     "reduced_incomplete": (GRADIENT, Stage.POST_REDUCE, Severity.CRITICAL),
     "buffers": (Kind.NONFINITE_BUFFERS, Stage.FORWARD, Severity.CRITICAL),
+    "rewritten_gradient": (GRADIENT, Stage.POST_REDUCE, Severity.CRITICAL),
     "loss_only": (Kind.NONFINITE_LOSS, Stage.FORWARD, Severity.WARNING),
 }
 """Kind, stage and severity that each rule's verdict has."""
@@ -366,6 +367,22 @@ REDUCTION_ROWS = [
 ]
 
 LOSS_ROWS = [
+    Row(
+        "every rank divided its reduced gradients by the number of tokens, which was zero",
+        Round(2, 3).saw(Phase.APPLIED, note=REWRITTEN, parameters=("head.weight",)),
+        "rewritten_gradient",
+        EVERY,
+        (0, 1),
+        Cause.NUMERICS,
+    ),
+    Row(
+        "one rank alone wrote NaN into gradients that all had reduced alike",
+        Round(2, 3).saw(Phase.APPLIED, 1, note=REWRITTEN, parameters=("head.weight",)),
+        "rewritten_gradient",
+        LOCAL,
+        (1,),
+        Cause.NUMERICS,
+    ),
     Row(
         "one rank's loss was NaN and its gradients were not", Round(2, 3).loss(1), "loss_only", LOCAL, (1,), Cause.DATA
     ),

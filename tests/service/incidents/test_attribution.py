@@ -92,6 +92,23 @@ def test_whoever_gave_nan_to_a_collective_of_the_forward_is_the_origin(way: Coll
     assert (verdict.rule, verdict.suspect_ranks) == ("raw_gradient", (0,))
 
 
+BROADCAST = collective(GATHERED, op="broadcast_", group="0 broadcast")
+
+
+@pytest.mark.parametrize(("phase", "rule"), [(Phase.PARAMS, "parameters_after_step"), (Phase.BUFFERS, "buffers")])
+def test_state_that_was_handed_round_is_its_giver_s(phase: Phase, rule: str) -> None:
+    """Rank 1's part of a sharded optimizer's parameters, or rank 0's buffers, are broadcast to all, NaN and all."""
+    verdict = verdict_of(Round(3, 3).wire(1, of=BROADCAST, raw=None).saw(phase))
+    assert (verdict.rule, verdict.suspect_ranks) == (rule, (1,))
+    assert "rank 1 handed them to the others" in verdict.reason
+
+
+def test_state_that_nobody_handed_round_is_its_ranks() -> None:
+    """Nor does a sum of activations or a pipeline's send bring anybody parameters."""
+    told = Round(2, 3).wire(1, of=ACTIVATION, raw=None).saw(Phase.PARAMS)
+    assert verdict_of(told).suspect_ranks == (0, 1)
+
+
 SENT = collective(GATHERED, op="send", group="0 0 to 1", ranks=(0, 1))
 GOT = collective(SENT, op="recv_")
 SENT_BACK = collective(SENT, group="0 1 to 0", ranks=(1, 0))
