@@ -32,7 +32,7 @@ from sentinel_agent.clock import Clock
 from sentinel_agent.guard import Guard
 from sentinel_agent.handover import Handover
 from sentinel_agent.identity import Identity
-from sentinel_agent.reductions import Reductions, collective_of
+from sentinel_agent.reductions import Reductions, collective_of, note_of
 from sentinel_agent.replicas import weights_due
 from sentinel_agent.roles import in_backward
 from sentinel_agent.rounds import Reduction, Round
@@ -365,6 +365,6 @@ class Ledger:
                 parameters_total=reduction.parameters_total if reduction is not None and phase is Phase.WIRE else total,
                 collective=collective_of(reduction) if reduction is not None else None,
                 value=value,
-                note=note,
+                note=note_of(phase, reduction) if reduction is not None else note,
             )
         )

@@ -119,9 +119,14 @@ class Moves:
         return None
 
     def _look(self, call: Call, *, several: bool) -> Check | None:
-        """Check of what a call was given; ``several``: of single numbers (a metric, a flag) nothing."""
+        """Check of what a call was given; ``several``: of single numbers (a metric, a flag) nothing.
+
+        In the host's memory only: a model that is gathered layer by layer would wait for its accelerator at each of them.
+        """
         parts = [part for tensor in call.inputs if (part := given_part(tensor)) is not None]
-        return self._checker.check_parts([part for part in parts if part.numel() > 1] if several else parts)
+        return self._checker.check_parts(
+            [p for p in parts if p.device.type == "cpu" and (p.numel() > 1 or not several)]
+        )
 
 
 def _is_value(tensor: torch.Tensor) -> bool:

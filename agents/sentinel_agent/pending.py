@@ -64,7 +64,7 @@ class Pending:
         def completed(future: Any) -> None:
             try:
                 if _succeeded(future):
-                    reduction.raced = _versions(reduction) != reduction.versions
+                    reduction.raced = reduction.given_away and written_since(reduction)
                     look(reduction)
             finally:
                 done.set()
@@ -89,7 +89,7 @@ class Pending:
     def under_way(self) -> list[Reduction]:
         """Gradients that a loop has given away and that are not back yet. Host memory only: elsewhere, order is the stream's."""
         given = [one for one, done in tuple(self._waiting) if type(one) is Reduction and done is not None]
-        return [one for one in given if one.versions and not _is_done(one.work)]
+        return [one for one in given if one.given_away and not _is_done(one.work)]
 
     def forget_done(self) -> None:
         """Drop finished entries at the head, so that async collectives outside of a round do not pile up."""
@@ -111,8 +111,10 @@ class Pending:
         return True
 
 
-def _versions(reduction: Reduction) -> tuple[int, ...]:
-    return tuple(tensor._version for tensor in reduction.outputs) if reduction.versions else ()
+def written_since(reduction: Reduction) -> bool:
+    """Has anybody but the collective written its outputs since it was issued? False where that is not known."""
+    versions = zip(reduction.outputs, reduction.versions, strict=False)
+    return any(tensor._version != version for tensor, version in versions)
 
 
 def _is_done(work: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from sentinel.wire.messages import Check, Collective, Phase, Role
+from sentinel.wire.messages import CHAINED, LATE, Check, Collective, Phase, Role
 from sentinel_agent import roles
 from sentinel_agent.agreement import of_fsdp
 from sentinel_agent.bucketlayout import BucketLayouts
@@ -24,7 +24,7 @@ from sentinel_agent.guard import Guard
 from sentinel_agent.identity import Identity
 from sentinel_agent.layernorms import LayerNorms
 from sentinel_agent.moves import Moves
-from sentinel_agent.pending import Pending
+from sentinel_agent.pending import Pending, written_since
 from sentinel_agent.replicas import Replicas
 from sentinel_agent.rounds import Reduction, Round
 from sentinel_agent.scan import Scan
@@ -114,6 +114,8 @@ class Reductions:
         reduction = self._reduction(call, parts, found, role, from_autograd, reduce_op)
         if from_autograd:
             reduction.turn, self._ledger.round.buckets = self._ledger.round.buckets, self._ledger.round.buckets + 1
+        if call.op == "allreduce_" and not reduction.steady:
+            reduction.versions = tuple(tensor._version for tensor in reduction.outputs)
         if role is Role.GRADIENT:
             self._gradient_issued(reduction, parts, who)
             if reduction.steady and self._audits(reduction) and not found.nonfinite:
@@ -163,10 +165,10 @@ class Reductions:
             and who is roles.Caller.USER
             and not (reduction.steady or comm_hook.running())
         ):
-            on_host = all(tensor.device.type == "cpu" for tensor in reduction.outputs)
-            reduction.versions = tuple(tensor._version for tensor in reduction.outputs) if on_host else ()
+            reduction.given_away = all(tensor.device.type == "cpu" for tensor in reduction.outputs)
         foreign = who is roles.Caller.USER and self._is_foreign(parts, names)
         chained = not roles.in_backward() and self._ledger.round.backward_elsewhere()
+        reduction.chained = comm_hook.issues() or chained
         self.replicas.issued(reduction, names, foreign=foreign, in_hook=comm_hook.running() or chained)
         if names and reduction.op.startswith("allreduce") and who is roles.Caller.USER:
             size = len(reduction.ranks) or self.replicas.world_size
@@ -255,6 +257,7 @@ class Reductions:
         if reduction.raced:
             self._ledger.misused("written_under_way")
         found = self._checker.check_parts(parts)
+        reduction.late = written_since(reduction)
         if reduction.role is Role.GRADIENT:
             self._ledger.round.reduced_storages.update(
                 roles.storage_of(t) for t in reduction.outputs if not t.is_sparse
@@ -344,6 +347,13 @@ def _block(names: tuple[str, ...]) -> str:
     """What FSDP reduces together, named by what the parameters' names share; as a parameter of that layer."""
     shared = takewhile(lambda words: len(set(words)) == 1, zip(*(name.split(".") for name in names), strict=False))
     return ".".join([*(words[0] for words in shared), "*"])
+
+
+def note_of(phase: Phase, reduction: Reduction) -> str:
+    """What is to be known of evidence about this collective in this phase."""
+    if phase is Phase.WIRE and reduction.chained:
+        return CHAINED
+    return LATE if phase is Phase.REDUCED and reduction.late else ""
 
 
 def collective_of(reduction: Reduction) -> Collective:

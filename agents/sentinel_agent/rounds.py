@@ -40,7 +40,12 @@ class Reduction:
     narrowed: bool = False
     parameters: tuple[str, ...] = ()
     parameters_total: int = 0
-    versions: tuple[int, ...] = ()  # of the outputs when a loop gave its gradients away and went on without waiting
+    versions: tuple[
+        int, ...
+    ] = ()  # of an asynchronous all-reduce's outputs when it was issued, which does not change them
+    given_away: bool = False  # a loop's own gradients, that goes on without waiting
+    late: bool = False  # the result was written before it could be looked at
+    chained: bool = False  # issued by what a communication hook does with the result of an earlier one
     raced: bool = False  # somebody wrote them before the collective was done
     names: tuple[str, ...] | None = None  # the parameters whose gradients it is known to carry
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sentinel.incidents.window import RoundWindow, role_of
-from sentinel.wire.messages import Evidence, Phase, Role
+from sentinel.wire.messages import LATE, Evidence, Phase, Role
 
 OWN_PHASES = frozenset({Phase.LOSS, Phase.RAW, Phase.INIT, Phase.PARAMS, Phase.BUFFERS})
 
@@ -145,7 +145,7 @@ def wire_origins(window: RoundWindow) -> list[Evidence]:
     first: dict[int, Evidence] = {}
     received: dict[int, list[Evidence]] = {}
     for evidence in window.gradient_evidence():
-        if evidence.phase is Phase.REDUCED:
+        if evidence.phase is Phase.REDUCED and evidence.note != LATE:
             received.setdefault(evidence.rank, []).append(evidence)
     for evidence in window.gradient_evidence():
         passed_on = any(_is_before(result, evidence) for result in received.get(evidence.rank, ()))

@@ -19,7 +19,7 @@ from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage, 
 from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS
 from sentinel.incidents.verdicts import group_of, names_of, ranks_of, verdict_on
 from sentinel.incidents.view import View
-from sentinel.wire.messages import AT_START, REWRITTEN, WRITTEN, ClosedBy, Evidence, Phase, Role
+from sentinel.wire.messages import AT_START, CHAINED, REWRITTEN, WRITTEN, ClosedBy, Evidence, Phase, Role
 
 
 class Quiet(StrEnum):
@@ -226,7 +226,8 @@ def wire_value(view: View) -> Outcome | None:
     if not seen or not _confirmed_gradients(view):
         return None
     first, named = seen[0].collective, [e for e in seen if e.parameters] or view.window.of_phase(Phase.APPLIED)
-    between = first is not None and first.role is Role.DERIVED and not first.narrowed and first.index > 0
+    later = first is not None and (first.role is Role.DERIVED or seen[0].note == CHAINED)
+    between = later and first is not None and not first.narrowed and first.index > 0
     made = (
         "between two collectives of the same reduction, from finite results of the first"
         if between

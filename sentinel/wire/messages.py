@@ -34,6 +34,12 @@ class Phase(StrEnum):
 AT_START = "before the first forward"
 """Note of BUFFERS evidence in round 0: buffers that held NaN when the training began."""
 
+CHAINED = "by what a communication hook made of an earlier result"
+"""Note of WIRE evidence: the collective was issued once another one of the same hook was done, and was given what came of it."""
+
+LATE = "looked at once it had been written"
+"""Note of REDUCED evidence: whoever waited for the result was faster than the look at it, and may have made it nonfinite."""
+
 REWRITTEN = "written since they were reduced"
 """Note of APPLIED evidence: gradients were finite when they were reduced, and somebody has written them since."""
 

@@ -379,7 +379,7 @@ class UnderWay:
 def _give_away(watched: Watched, gradient: torch.Tensor) -> None:
     """A loop reduces this gradient and goes on."""
     given = Reduction("allreduce_", "0", (), 0, "SUM", "float32", Role.GRADIENT, EMPTY, [gradient], UnderWay())
-    given.versions, given.steady = (gradient._version,), False
+    given.versions, given.steady, given.given_away = (gradient._version,), False, True
     watched.agent.ledger.pending.when_complete(given)
 
 

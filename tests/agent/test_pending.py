@@ -17,7 +17,7 @@ from watched import Watched
 from sentinel.wire.messages import Check, Role
 from sentinel_agent import pending as pending_module
 from sentinel_agent.errors import Health
-from sentinel_agent.pending import Pending
+from sentinel_agent.pending import Pending, written_since
 from sentinel_agent.rounds import Reduction
 
 
@@ -111,7 +111,7 @@ def test_a_backend_without_futures_is_looked_at_in_the_join(pending: Pending, fi
 def _given_away(work: Slow, gradient: torch.Tensor) -> Reduction:
     """A gradient that a loop reduces and does not wait for."""
     reduction = _reduction(work)
-    reduction.outputs, reduction.versions = [gradient], (gradient._version,)
+    reduction.outputs, reduction.versions, reduction.given_away = [gradient], (gradient._version,), True
     return reduction
 
 
@@ -152,6 +152,16 @@ def test_a_gradient_written_under_way_is_known(pending: Pending, finished: list[
     if when == "after":
         gradient /= 2
     assert [reduction.raced for reduction in finished] == [when == "before"]
+
+
+def test_whether_a_result_was_written_is_told_by_its_versions() -> None:
+    """Where they were noted when the collective was issued; a reduction whose result nobody can have written notes none."""
+    reduction = _given_away(Slow(), tensor := torch.ones(2))
+    assert not written_since(reduction)
+    tensor.mul_(2.0)
+    assert written_since(reduction)
+    reduction.versions = ()
+    assert not written_since(reduction)
 
 
 @pytest.mark.parametrize("how", ["now", "when_complete"])

@@ -38,6 +38,7 @@ PLANTED = {
     ("compression_overflows_on_one_rank", 2): EVERY_CAST._replace(ranks=(1,), attribution="rank_local"),
     ("compression_of_nan", 2): RANK_1,
     ("low_rank_of_nan", 2): RANK_1,
+    ("low_rank_of_zeros", 2): Fault("nonfinite_gradient", "between_collectives", (0, 1), "all_ranks"),
     ("coalesced", 2): RANK_1,
     ("flattened", 2): RANK_1,
     ("shard_of_the_sum_overflows", 2): Fault("nonfinite_gradient", "post_reduce", (), "reduction_induced"),

@@ -16,6 +16,7 @@ from sentinel_agent.patching import wrap
 
 class _Thread(threading.local):
     bucket: Any = None
+    issued = 0  # collectives of the hook that is running
 
 
 _here = _Thread()
@@ -29,6 +30,17 @@ def running() -> bool:
 def parameters() -> list[Any]:
     """Parameters of the bucket whose hook is running on this thread."""
     return list(_here.bucket.parameters()) if _here.bucket is not None else []
+
+
+def issues() -> bool:
+    """The hook that is running on this thread issues a gradient's collective. True if it has issued one before for this bucket.
+
+    A future that is done already runs what is chained to it at once, inside of the hook.
+    """
+    if _here.bucket is None:
+        return False
+    _here.issued += 1
+    return _here.issued > 1
 
 
 def install(module: Any) -> None:
@@ -46,10 +58,11 @@ def _register(original: Callable[..., Any]) -> Callable[..., Any]:
 def _noted(hook: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(hook)
     def call(state: Any, bucket: Any) -> Any:
-        outer, _here.bucket = _here.bucket, bucket
+        outer = _here.bucket, _here.issued
+        _here.bucket, _here.issued = bucket, 0
         try:
             return hook(state, bucket)
         finally:
-            _here.bucket = outer
+            _here.bucket, _here.issued = outer
 
     return call

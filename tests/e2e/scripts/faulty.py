@@ -133,6 +133,21 @@ def low_rank_of_nan() -> None:
     _leave_without_teardown()
 
 
+def low_rank_of_zeros() -> None:
+    """PowerSGD without an epsilon divides by the norm of what is zero: NaN between its two all-reduces, on every rank."""
+    model = ddp()
+    state = powerSGD_hook.PowerSGDState(
+        None, 1, start_powerSGD_iter=2, min_compression_rate=0.1, use_error_feedback=False, warm_start=False
+    )
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer = sgd(model.parameters(), 0.01)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        (loss_of(model, step) * float(step != FAULT)).backward()
+        optimizer.step()
+    _leave_without_teardown()
+
+
 def _leave_without_teardown() -> None:
     """End the process before torch frees its process group.
 

@@ -7,11 +7,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.incidents.rounds import ACTIVATION, DERIVED, FINITE, HALF_BUCKET, INF, SCALAR, SHARD, Round, collective
+from service.incidents.rounds import (
+    ACTIVATION,
+    DERIVED,
+    FINITE,
+    HALF_BUCKET,
+    INF,
+    NAN,
+    SCALAR,
+    SHARD,
+    Round,
+    collective,
+)
 
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage
 from sentinel.incidents.scaler import ScalerHistory
-from sentinel.wire.messages import AT_START, REWRITTEN, WRITTEN, ClosedBy, Phase
+from sentinel.wire.messages import AT_START, CHAINED, REWRITTEN, WRITTEN, ClosedBy, Phase
 
 LEFT = collective(group="left", ranks=(0, 1))
 RIGHT = collective(group="right", ranks=(2, 3))
@@ -283,6 +294,16 @@ REDUCTION_ROWS = [
         "between_collectives",
         LOCAL,
         (0,),
+        Cause.COMMUNICATION,
+    ),
+    Row(
+        "a communication hook made NaN of its first collective's finite result, and gave it to its second",
+        Round(2, 3)
+        .saw(Phase.WIRE, collective=collective(index=1, wire=NAN, raw=FINITE), note=CHAINED)
+        .reduced(of=collective(index=1)),
+        "between_collectives",
+        EVERY,
+        (0, 1),
         Cause.COMMUNICATION,
     ),
     Row(

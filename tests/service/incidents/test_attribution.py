@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from service.incidents.rounds import (
     ACTIVATION,
+    BUCKET,
     DERIVED,
     FINITE,
     GATHERED,
@@ -18,7 +19,7 @@ from service.incidents.rounds import (
 )
 
 from sentinel.incidents.model import Attribution, Kind, Stage
-from sentinel.wire.messages import ClosedBy, Collective, Phase
+from sentinel.wire.messages import LATE, ClosedBy, Collective, Phase
 
 TENSOR_PARALLEL = collective(ACTIVATION, group="tp", ranks=(0, 1))
 
@@ -90,6 +91,14 @@ def test_whoever_gave_nan_to_a_collective_of_the_forward_is_the_origin(way: Coll
     told = Round(3, 3).wire(0, of=way, raw=None).loss().nan_gradient(0, 1, 2, of=LATER)
     verdict = verdict_of(told)
     assert (verdict.rule, verdict.suspect_ranks) == ("raw_gradient", (0,))
+
+
+@pytest.mark.parametrize(("note", "origins"), [("", (1,)), (LATE, (0, 1))])
+def test_a_result_that_was_written_before_the_look_was_not_received(note: str, origins: tuple[int, ...]) -> None:
+    """Both ranks' hooks divide the first result by zero, in place; on rank 0 the look at it came too late."""
+    second = collective(BUCKET, index=1)
+    told = Round(2, 3).saw(Phase.REDUCED, 0, collective=BUCKET, note=note).wire(0, 1, of=second, raw=FINITE)
+    assert verdict_of(told.reduced(of=second)).suspect_ranks == origins
 
 
 BROADCAST = collective(GATHERED, op="broadcast_", group="0 broadcast")
