@@ -59,10 +59,11 @@ class Handover:
 
     def stepping(self, optimizer: torch.optim.Optimizer) -> bool:
         """An optimizer is about to step, or to be left out. True if anything wrote its gradients since they were last looked at."""
-        self.needed(p for group in optimizer.param_groups for p in group["params"])
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.needed(parameters)
         wrote = self._scan.wrote_gradients_of(optimizer)
         if wrote:
-            self._look_at_rewritten()
+            self._look_at_rewritten(parameters)
         return wrote
 
     def clipping(self, parameters: list[torch.Tensor]) -> None:
@@ -70,7 +71,7 @@ class Handover:
         self.needed(parameters)
         self.look_at_own()
         if self._scan.rewrote(parameters):
-            self._look_at_rewritten()
+            self._look_at_rewritten(parameters)
 
     def clipped(self, norm: Any) -> None:
         """The norm that clipping computed: if it is nonfinite though no gradient is, the whole update is multiplied by zero."""
@@ -95,17 +96,21 @@ class Handover:
         if current.looked or current.synced or not current.backwards:
             return
         current.looked = True
-        self._look(Phase.RAW)
+        self._look(Phase.RAW, (gradient for _, gradient in self._gradients()))
 
-    def _look_at_rewritten(self) -> None:
-        """The script has written gradients since they were reduced, as loops do that average them: they may be others now."""
+    def _look_at_rewritten(self, parameters: list[torch.Tensor]) -> None:
+        """The script has written gradients since they were reduced, as loops do that average them: they may be others now.
+
+        Those of the caller's parameters alone: a model may have an optimizer for each of its parameters.
+        """
         current = self._ledger.round
         if current.synced and not (current.gradient_nonfinite or current.derived_nonfinite or current.spoilt):
-            current.spoilt = self._look(Phase.APPLIED, REWRITTEN)
+            written = (parameter.grad for parameter in parameters if parameter.grad is not None)
+            current.spoilt = self._look(Phase.APPLIED, written, REWRITTEN)
 
-    def _look(self, phase: Phase, note: str = "") -> bool:
-        """Latch nonfinite gradients, if there are any."""
-        if self._scan.gradients_look_finite(self._gradients(), anywhere=self._ledger.round.loss_nonfinite):
+    def _look(self, phase: Phase, gradients: Iterable[torch.Tensor], note: str = "") -> bool:
+        """Latch nonfinite gradients, if there are any among these."""
+        if self._scan.gradients_look_finite(gradients, anywhere=self._ledger.round.loss_nonfinite):
             return False
         found = self._scan.gradients()
         if found.nonfinite:

@@ -101,10 +101,10 @@ class Scan:
         """Every ``.grad`` as it is now."""
         return _look((name, p.grad) for name, p in self.naming.parameters() if p.grad is not None)
 
-    def gradients_look_finite(self, named: Iterable[tuple[str, torch.Tensor]], *, anywhere: bool) -> bool:
+    def gradients_look_finite(self, gradients: Iterable[torch.Tensor], *, anywhere: bool) -> bool:
         """One read of gradients: False if any might be nonfinite. Those of an accelerator, for which it would have to be waited,
         only if ``anywhere``."""
-        parts = [part for _, gradient in named if (part := local_part(gradient)) is not None]
+        parts = [part for gradient in gradients if (part := local_part(gradient)) is not None]
         parts = [part for part in parts if anywhere or part.device.type == "cpu"]
         common = [part for part in parts if part.dtype in _COMMON]
         others = [part for part in parts if part.dtype not in _COMMON]

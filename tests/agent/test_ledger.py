@@ -464,6 +464,27 @@ def test_gradients_that_the_script_spoils_after_their_reduction_are_told(
     assert list(watched.agent.config.run_dir.glob("bundles/*"))
 
 
+def test_an_optimizer_s_own_gradients_alone_are_read_again(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop with an optimizer for each parameter reads every gradient once more, and not all of them for each of its steps."""
+    model = _net()
+    watched.agent.root_made(model)
+    optimizers = [_sgd([parameter]) for parameter in model.parameters()]
+    looks: list[list[torch.Tensor]] = []
+
+    def look(gradients: Iterable[torch.Tensor], **_options: bool) -> bool:
+        looks.append(list(gradients))
+        return True
+
+    monkeypatch.setattr(watched.agent.scan, "gradients_look_finite", look)
+    _loss(model).backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    _divided(model, 2.0)
+    for optimizer in optimizers:
+        optimizer.step()
+    assert {len(gradients) for gradients in looks} == {1}
+
+
 def test_nothing_is_read_again_where_nobody_wrote(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """DDP, a scaler that unscales and a clipping: all that writes gradients here is known, and costs no further look."""
     model = DistributedDataParallel(_net())
