@@ -105,7 +105,7 @@ class Agent:
         told = (self.ledger.loss, self._backward_begins, self._backward_ended)
         loss.install(*told, self.scaler.unscaled, self.health, self._agree if self.guard.acts else None)
         clip.install(
-            self._clipping, self._clipped, self.ledger.pending.join, self.ledger.handover.rewritten, self.health
+            self._clipping, self._clipped, self.ledger.pending.join, self.ledger.handover.unscaled, self.health
         )
         batches.install_loader_tap(lambda: self if self.health.active else None, guarded)
         if self.config.audit:
@@ -227,7 +227,7 @@ class Agent:
         self.scaler.clipping(parameters, self.naming.optimizers())
 
     def _clipped(self, parameters: list[torch.Tensor], norm: Any) -> None:
-        self.ledger.handover.clipped(norm)
+        self.ledger.handover.clipped(parameters, norm)
 
     def _round_closed(self, closing: Round, step: int) -> None:
         self._last_closed = (closing.number, step)

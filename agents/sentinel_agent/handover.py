@@ -73,7 +73,7 @@ class Handover:
         if self._scan.rewrote(parameters):
             self._look_at_rewritten(parameters)
 
-    def clipped(self, norm: Any) -> None:
+    def clipped(self, parameters: list[torch.Tensor], norm: Any) -> None:
         """The norm that clipping computed: if it is nonfinite though no gradient is, the whole update is multiplied by zero."""
         if (
             isinstance(norm, torch.Tensor)
@@ -83,17 +83,21 @@ class Handover:
             current = self._ledger.round
             if not (current.gradient_nonfinite or current.spoilt or self._scan.gradients().nonfinite):
                 self._ledger.latch(Phase.CLIP, scalar_check(value), value=value)
-        self.rewritten()
+        self.rewritten(parameters)
 
-    def rewritten(self) -> None:
-        """Clipping or unscaling has written gradients, which makes nothing of them that was not seen before."""
+    def unscaled(self, optimizer: torch.optim.Optimizer) -> None:
+        """A scaler has unscaled this optimizer's gradients."""
+        self.rewritten([p for group in optimizer.param_groups for p in group["params"]])
+
+    def rewritten(self, parameters: list[torch.Tensor]) -> None:
+        """Clipping or unscaling has written these gradients, which makes nothing of them that was not seen before."""
         if self._ledger.round.dirty:
-            self._scan.mark_gradients()
+            self._scan.mark_gradients(parameters)
 
     def look_at_own(self) -> None:
         """Gradients that no collective of this round has carried are looked at before they are clipped, or else applied."""
         current = self._ledger.round
-        if current.looked or current.synced or not current.backwards:
+        if current.looked or current.synced or current.carried or not current.backwards:
             return
         current.looked = True
         self._look(Phase.RAW, (gradient for _, gradient in self._gradients()))

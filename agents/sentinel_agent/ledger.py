@@ -121,7 +121,7 @@ class Ledger:
         self.guard.backward_begins()
         self.round.dirty = True
         self.round.reducing = False
-        self.round.backward_ended = self.round.between = False
+        self.round.backward_ended = self.round.between = self.round.looked = False
         self.round.backward_thread = threading.get_ident()
         self.layouts.forget_gradients()
         if self._weights_due(self.round.number):

@@ -16,15 +16,15 @@ import torch.distributed as dist
 
 from sentinel.wire.messages import Check, Phase, Role
 from sentinel_agent import roles
-from sentinel_agent.check import Checker, given_part
+from sentinel_agent.check import Checker, given_part, local_part
 from sentinel_agent.rounds import Received, Reduction, Round
 from sentinel_agent.taps import comm_hook
 from sentinel_agent.taps.wire import Call, Reader, group_of, work_of
 
 MAX_GIVEN: Final = 8
 """Gatherings of one round that are remembered for what they were given."""
-MAX_RECEIVED: Final = 64
-"""The same of receives. A pipeline has a few for each micro-batch."""
+MAX_RECEIVED: Final = 4
+"""The same of receives, the last ones: a backend's Work keeps its tensor alive, and a pipeline's are large."""
 EXCHANGES: Final = frozenset({"alltoall_base_", "alltoall_"})
 """As sends are, a sign that ranks hold parts of one model, whose parameters may well differ."""
 FINITE: Final = Check(0, 0, 0, 0.0)
@@ -52,6 +52,8 @@ class Moves:
             return self._between_two(read, args, kwargs)
         round_ = self._ledger.round
         spread = read.op in ("broadcast_", "scatter_")  # by one rank, often before the forward that uses it
+        if round_.between:
+            round_.carried = True
         begun = round_.forwards or (
             spread and round_.number
         )  # before the very first forward, parameters are handed round
@@ -76,7 +78,7 @@ class Moves:
         received = self._ledger.round.received
         del received[: max(0, len(received) - MAX_RECEIVED + 1)]
         work = work_of(result)
-        received.extend(Received(weakref.ref(t), t._version, work, move) for t in move.outputs)
+        received.extend(Received(weakref.ref(t), t._version, work, move) for t in move.outputs if not t.is_inference())
         move.outputs = []
 
     def tell(self) -> None:
@@ -155,7 +157,8 @@ def _contents(received: Received) -> torch.Tensor | None:
     tensor = received.tensor()
     if tensor is None or tensor._version != received.version or not _is_done(received.work):
         return None
-    return given_part(tensor.detach())
+    part = local_part(tensor.detach())  # its memory may have been given back since
+    return part if part is not None and part.device.type == "cpu" else None
 
 
 def _is_done(work: Any) -> bool:

@@ -64,7 +64,6 @@ class Pending:
         def completed(future: Any) -> None:
             try:
                 if _succeeded(future):
-                    reduction.raced = reduction.given_away and written_since(reduction)
                     look(reduction)
             finally:
                 done.set()
@@ -119,7 +118,7 @@ def written_since(reduction: Reduction) -> bool:
 
 def _is_done(work: Any) -> bool:
     try:
-        return work is None or bool(work.is_completed())
+        return work is None or bool(work.is_completed()) or bool(work.get_future().done())
     except RuntimeError:  # it failed: its user will hear
         return True
 

@@ -42,9 +42,6 @@ class RoundKeeper(Protocol):
     def latch(self, phase: Phase, found: Check, reduction: Reduction | None = None) -> None:
         """Send evidence and remember that the open round has some."""
 
-    def misused(self, note: str) -> None:
-        """Something was called in a wrong order."""
-
 
 class Reductions:
     """Listens to the wire tap on behalf of a ledger."""
@@ -115,11 +112,14 @@ class Reductions:
         if from_autograd:
             reduction.turn, self._ledger.round.buckets = self._ledger.round.buckets, self._ledger.round.buckets + 1
         if call.op == "allreduce_" and not reduction.steady:
-            reduction.versions = tuple(tensor._version for tensor in reduction.outputs)
+            known = not any(tensor.is_inference() for tensor in reduction.outputs)  # those have no version
+            reduction.versions = tuple(tensor._version for tensor in reduction.outputs) if known else ()
         if role is Role.GRADIENT:
             self._gradient_issued(reduction, parts, who)
             if reduction.steady and self._audits(reduction) and not found.nonfinite:
                 reduction.sum_in = float_sum(parts)
+        elif role is Role.DERIVED:
+            self._ledger.round.carried = True
         elif role is Role.ACTIVATION:
             self._ledger.round.activations += 1
         if found.nonfinite:
@@ -254,8 +254,6 @@ class Reductions:
         reduction = waiting
         assert type(reduction) is Reduction
         parts = [part for tensor in reduction.outputs if (part := given_part(tensor)) is not None]
-        if reduction.raced:
-            self._ledger.misused("written_under_way")
         found = self._checker.check_parts(parts)
         reduction.late = written_since(reduction)
         if reduction.role is Role.GRADIENT:

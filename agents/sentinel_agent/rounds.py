@@ -46,7 +46,6 @@ class Reduction:
     given_away: bool = False  # a loop's own gradients, that goes on without waiting
     late: bool = False  # the result was written before it could be looked at
     chained: bool = False  # issued by what a communication hook does with the result of an earlier one
-    raced: bool = False  # somebody wrote them before the collective was done
     names: tuple[str, ...] | None = None  # the parameters whose gradients it is known to carry
 
 
@@ -85,6 +84,7 @@ class Round:
     echoes: bool = False  # it begins with parameters known to be nonfinite
     given: list[Reduction] = field(default_factory=list)  # gatherings that were given NaN, not told yet
     received: list[Received] = field(default_factory=list)  # not looked at yet
+    carried: bool = False  # something that may hold gradients was reduced or handed round after the backward
     looked: bool = False  # at gradients that no collective carried
     backwards: int = 0
     reducing: bool = False  # the backward that runs, or ran last, has reduced gradients

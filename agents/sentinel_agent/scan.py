@@ -157,12 +157,11 @@ class Scan:
         marked = [p for p in (*parameters[:2], *parameters[-2:]) if id(p) in self._marks]
         return any(self._wrote(p, p.grad) for p in marked if p.grad is not None)
 
-    def mark_gradients(self) -> None:
-        """Whoever has written marked gradients so far is known."""
-        for _, parameters in self._owners():
-            for parameter in (*parameters[:2], *parameters[-2:]):
-                if id(parameter) in self._marks and parameter.grad is not None:
-                    self._marks[id(parameter)] = (weakref.ref(parameter.grad), parameter.grad._version)
+    def mark_gradients(self, parameters: list[torch.Tensor]) -> None:
+        """Whoever has written those of these gradients that are marked, it is known."""
+        for parameter in parameters:
+            if id(parameter) in self._marks and parameter.grad is not None:
+                self._marks[id(parameter)] = (weakref.ref(parameter.grad), parameter.grad._version)
 
     def wrote_gradients_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Did anything write gradients of this optimizer since they were last marked? They are marked now."""

@@ -103,9 +103,7 @@ def _precedes_gradients(window: RoundWindow, given: Evidence) -> bool:
     return given.order < min(later, default=given.order + 1)
 
 
-_HANDED = frozenset(
-    {"broadcast_", "allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"}
-)
+_HANDED = frozenset({"broadcast_"})
 _SPREADING = frozenset({"SUM", "AVG", "PRODUCT", "GATHER"})
 
 

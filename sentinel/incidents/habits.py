@@ -23,8 +23,6 @@ REASONS = {
     "scaler_with_bfloat16": "a GradScaler scales a loss under bfloat16 autocast, which has float32's range and needs none",
     "used_under_way": "gradients were clipped or applied while their all-reduce was still under way: nobody had waited for it "
     "(Sentinel's checks do before the step, so that a run without them may go wrong where this one did not)",
-    "written_under_way": "gradients were written while their all-reduce was still under way: nobody had waited for it, and what it "
-    "returned is a mixture",
 }
 """Note of a MISUSE evidence -> what is wrong, in words."""
 

@@ -267,6 +267,5 @@ TABLE: tuple[Row, ...] = (
         WHERE_SEEN,
         _W,
     ),
-    Row("written_under_way", "the same, and written to", _K.MISUSE, _S.OPTIMIZER, WHERE_SEEN, _W),
     Row("scaler_with_bfloat16", "a GradScaler under bfloat16 autocast", _K.MISUSE, _S.OPTIMIZER, WHERE_SEEN, _W),
 )

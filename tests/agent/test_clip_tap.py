@@ -27,7 +27,7 @@ def _unscale(parameter: nn.Parameter) -> None:
 
 
 def _install(listener: Callable[..., None], health: Health) -> None:
-    tap.install(listener, lambda _parameters, _norm: None, listener, lambda: None, health)
+    tap.install(listener, lambda _parameters, _norm: None, listener, lambda _optimizer: None, health)
 
 
 WRITERS: dict[str, Callable[[nn.Parameter], Any]] = {

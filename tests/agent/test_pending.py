@@ -141,19 +141,6 @@ def test_a_backend_that_fails_when_asked_has_nothing_under_way(pending: Pending)
     assert pending.under_way() == []
 
 
-@pytest.mark.parametrize("when", ["before", "after", "never"])
-def test_a_gradient_written_under_way_is_known(pending: Pending, finished: list[Reduction], when: str) -> None:
-    """Its version tells, when the result arrives: a loop that divides at once writes what is still being summed."""
-    work, gradient = Slow(), torch.ones(2)
-    pending.when_complete(_given_away(work, gradient))
-    if when == "before":
-        gradient /= 2
-    work.future.set_result([])
-    if when == "after":
-        gradient /= 2
-    assert [reduction.raced for reduction in finished] == [when == "before"]
-
-
 def test_whether_a_result_was_written_is_told_by_its_versions() -> None:
     """Where they were noted when the collective was issued; a reduction whose result nobody can have written notes none."""
     reduction = _given_away(Slow(), tensor := torch.ones(2))

@@ -20,11 +20,11 @@ def install(
     before_clip: Callable[[list[torch.Tensor]], None],
     after_clip: Callable[[list[torch.Tensor], Any], None],
     join: Callable[[], None],
-    unscaled: Callable[[], None],
+    unscaled: Callable[[torch.optim.Optimizer], None],
     health: Health,
 ) -> None:
     """Call ``before_clip(parameters)`` and ``after_clip(parameters, norm)`` around clipping, ``join()`` before and
-    ``unscaled()`` after any unscaling.
+    ``unscaled(optimizer)`` after any unscaling.
     """
     before, after, ready, done = (
         health.guarded("clip", before_clip),
@@ -46,10 +46,10 @@ def install(
         return clip
 
     def make_unscale(original: Callable[..., Any]) -> Callable[..., Any]:
-        def unscale_(*args: Any, **kwargs: Any) -> Any:
+        def unscale_(scaler: Any, optimizer: torch.optim.Optimizer) -> Any:
             ready()
-            result = original(*args, **kwargs)
-            done()
+            result = original(scaler, optimizer)
+            done(optimizer)
             return result
 
         return unscale_
