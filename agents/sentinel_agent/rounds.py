@@ -51,7 +51,7 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A tensor that a point-to-point receive writes, weakly held, and how to know that it has been, and by nobody since."""
+    """A tensor that a point-to-point receive writes, and how to know that it has been, and by nobody since."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int

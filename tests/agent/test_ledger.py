@@ -507,6 +507,22 @@ def test_nothing_is_read_again_where_nobody_wrote(watched: Watched, monkeypatch:
     assert looks == []
 
 
+def test_each_backward_s_own_gradients_are_looked_at(watched: Watched) -> None:
+    """Two models, each clipped after its own backward: the first look leaves the second model's gradients to the next."""
+    first, second = _net(), nn.Linear(3, 1)
+    for model in (first, second):
+        watched.agent.root_made(model)
+    optimizer = _sgd([*first.parameters(), *second.parameters()])
+    for model in (first, second):
+        _loss(model).backward()
+        if model is second:
+            second.bias.grad.fill_(float("nan"))  # type: ignore[union-attr]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    (raw,) = watched.evidence(Phase.RAW)
+    assert raw.parameters_total == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_healthy_gradients_that_no_collective_carries_raise_nothing(watched: Watched, dtype: torch.dtype) -> None:
     """Whatever their dtype, and where some parameters have none."""

@@ -150,6 +150,25 @@ def test_what_is_not_known_to_have_come_as_nan_is_not_told(watched: Watched, wha
     assert [e.phase for e in watched.evidence()] == [Phase.LOSS]
 
 
+def test_memory_that_was_given_back_is_not_read(watched: Watched) -> None:
+    """A freed activation's storage holds nothing, and its version tells nothing of that."""
+    received = NAN.clone()
+    receive(watched, received)
+    received.untyped_storage().resize_(0)
+    watched.agent.ledger.loss(float("nan"))
+    assert [e.phase for e in watched.evidence()] == [Phase.LOSS]
+
+
+def test_gradients_that_a_loop_gathers_are_not_called_its_own(watched: Watched) -> None:
+    """What a rank makes of all ranks' gathered gradients may be another's NaN."""
+    model = model_of(watched)
+    model(torch.ones(1, 2)).sum().backward()
+    gather(torch.ones(2))
+    model.weight.grad.fill_(float("nan"))  # type: ignore[union-attr, operator]
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert watched.evidence(Phase.RAW) == []
+
+
 def test_a_round_forgets_what_it_received(watched: Watched) -> None:
     """Next round's loss is not explained by what came before, nor is a tensor kept alive."""
     model = model_of(watched)

@@ -275,6 +275,14 @@ def test_the_caller_is_told_by_its_file() -> None:
     assert {name: roles._of_file(name) for name in told} == told
 
 
+def test_an_evaluation_in_inference_mode_reduces_what_it_likes(watched: Watched, trained: nn.Sequential) -> None:
+    """Its tensors have no versions to look at, and asynchronous reductions of them are no fault (which the fixture asserts)."""
+    with torch.inference_mode():
+        for value in (torch.ones(()), torch.ones(64)):
+            dist.all_reduce(value, async_op=True).wait()
+    assert watched.agent.health.active
+
+
 def test_a_parameter_that_was_unfrozen_is_noticed() -> None:
     """One that was not trained when the shapes were learnt, and gets gradients now; a model that is gone is forgotten."""
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
