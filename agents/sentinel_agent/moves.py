@@ -52,12 +52,11 @@ class Moves:
             return self._between_two(read, args, kwargs)
         round_ = self._ledger.round
         spread = read.op in ("broadcast_", "scatter_")  # by one rank, often before the forward that uses it
-        if round_.between:
-            round_.carried = True
-        begun = round_.forwards or (
-            spread and round_.number
-        )  # before the very first forward, parameters are handed round
-        if not begun or round_.between or roles.in_backward() or round_.backward_elsewhere():
+        if round_.between:  # it may be gradients that are averaged by hand
+            round_.carried |= _holds_values(read(args, kwargs))
+            return None
+        begun = round_.forwards or (spread and round_.number)  # at the very first, parameters are handed round
+        if not begun or roles.in_backward() or round_.backward_elsewhere():
             return None
         if comm_hook.running() or roles.caller() is roles.Caller.GRADIENT_HOOK:
             return None  # FSDP gathers its parameters so

@@ -40,9 +40,7 @@ class Reduction:
     narrowed: bool = False
     parameters: tuple[str, ...] = ()
     parameters_total: int = 0
-    versions: tuple[
-        int, ...
-    ] = ()  # of an asynchronous all-reduce's outputs when it was issued, which does not change them
+    versions: tuple[int, ...] = ()  # of an asynchronous all-reduce's outputs as it was issued: the op changes none
     given_away: bool = False  # a loop's own gradients, that goes on without waiting
     late: bool = False  # the result was written before it could be looked at
     chained: bool = False  # issued by what a communication hook does with the result of an earlier one

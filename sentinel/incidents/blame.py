@@ -59,9 +59,8 @@ def received_from_another(window: RoundWindow, rank: int) -> bool:
     lost = {e.rank for e in window.of_phase(Phase.LOSS)}  # a NaN metric beside a finite loss poisoned nobody's forward
     given = [e for e in window.of_phase(Phase.WIRE) if role_of(e) in (Role.ACTIVATION, Role.SCALAR) and e.rank in lost]
     own = [e for e in given if e.rank == rank]
-    given += [
-        e for e in window.of_phase(Phase.WIRE) if _is_sent(e) and e.rank not in lost
-    ]  # a pipeline's first stage has no loss
+    # A pipeline's first stage has no loss of its own.
+    given += [e for e in window.of_phase(Phase.WIRE) if _is_sent(e) and e.rank not in lost]
     return any(
         _reaches(e, rank) and _precedes_gradients(window, e) and not any(_is_same(e, one) for one in own)
         for e in given
