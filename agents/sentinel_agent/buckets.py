@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from sentinel.wire.messages import Check
-from sentinel_agent.check import NORM_FROM
+from sentinel_agent.check import NORM_FROM, large_norm
 from sentinel_agent.rounds import Reduction
-from sentinel_agent.taps.wire import Reader, work_of
+from sentinel_agent.taps.wire import Reader
 
 _QUICK = frozenset({torch.float32, torch.bfloat16})
-_norm = torch.linalg.vector_norm
 
 
 @dataclass(slots=True)
@@ -35,11 +34,8 @@ class Bucket:
     sum_in: float | None = None
     result: Any = None
     reduction: Reduction | None = None  # once it is booked
-
-    @property
-    def work(self) -> Any:
-        """The collective's Work."""
-        return work_of(self.result)
+    work: Any = None  # so is the collective's Work
+    returned: Check | None = None  # once its result was looked at
 
 
 def quick_look(read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bucket | None:
@@ -53,7 +49,7 @@ def quick_look(read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> B
     numel = tensor.numel()
     if numel <= NORM_FROM:
         return None
-    norm = _norm(tensor, dtype=torch.float32).item()
+    norm = large_norm(tensor)
     if not 0.0 < norm < math.inf:
         return None
     return Bucket(read, args, kwargs, given, Check(numel, 0, 0, norm))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from sentinel_agent.contents import is_readable
 
 _COMMON = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 EMPTY = Check(0, 0, 0, 0.0)
+_INT_MAX = 2**31 - 1
+_Getter = Callable[[str, str], str]
+_precision: _Getter | None = getattr(torch._C, "_get_fp32_precision_getter", None) if torch._C.has_mkl else None
 NORM_FROM = 16384
 """Elements from which the norm is cheaper than ``aminmax`` (below, a call's fixed price rules and the exact maximum is free)."""
 
@@ -105,7 +108,7 @@ def check_one(tensor: torch.Tensor) -> Check:
     if tensor.element_size() < 2:
         tensor = tensor.to(torch.float32)
     if tensor.numel() > NORM_FROM and tensor.dtype in (torch.float32, torch.bfloat16):
-        norm = torch.linalg.vector_norm(tensor, dtype=torch.float32).item()  # ranks compare it: not rounded to bfloat16
+        norm = large_norm(tensor)
         if 0.0 < norm < math.inf:
             return Check(tensor.numel(), 0, 0, norm)
     low, high = torch.aminmax(tensor)
@@ -113,6 +116,20 @@ def check_one(tensor: torch.Tensor) -> Check:
     if math.isfinite(lowest) and math.isfinite(highest):
         return Check(tensor.numel(), 0, 0, max(abs(lowest), abs(highest)))
     return _counted(tensor)
+
+
+def large_norm(tensor: torch.Tensor) -> float:
+    """L2 norm of a large float32 or bfloat16 tensor, in float32, since ranks compare it; inf where squares overflow.
+
+    From the product with itself where that is MKL's: it is bound by memory, the norm's own loop by arithmetic. A matmul precision
+    below float32's sends even this product through oneDNN, ten times slower.
+    """
+    plain = tensor.dtype is torch.float32 and tensor.is_contiguous() and tensor.is_cpu and tensor.numel() <= _INT_MAX
+    if plain and _precision is not None and _precision("mkldnn", "matmul") in ("none", "ieee"):
+        flat = tensor.view(-1)
+        return math.sqrt(torch.dot(flat, flat).item())
+    norm: float = torch.linalg.vector_norm(tensor, dtype=torch.float32).item()
+    return norm
 
 
 def _norm(part: torch.Tensor) -> float:
@@ -136,7 +153,7 @@ FEW = 4
 def norms_of(tensors: Sequence[torch.Tensor]) -> list[float]:
     """L2 norm of each of some tensors of one device, in float32; inf where squares overflow. Fetched at once from a device."""
     if len(tensors) <= FEW and tensors[0].device.type == "cpu":
-        return [torch.linalg.vector_norm(tensor, dtype=torch.float32).item() for tensor in tensors]
+        return [large_norm(tensor) for tensor in tensors]
     return torch.stack(torch._foreach_norm(list(tensors), dtype=torch.float32)).tolist()
 
 

@@ -23,12 +23,20 @@ JOIN_SECONDS = 5.0
 
 
 class Pending:
-    """Reductions whose result is still to be checked. ``finish(reduction)`` looks at the result; ``before_join()`` comes first."""
+    """Reductions whose result is still to be checked. ``finish(reduction)`` looks at the result; ``before_join()`` comes first.
+
+    Of a bucket, ``look(bucket)`` reads the result as it arrives and ``finish`` only books it, when all of a join have been read.
+    """
 
     def __init__(
-        self, finish: Callable[[Any], None], health: Health, before_join: Callable[[], None] = lambda: None
+        self,
+        finish: Callable[[Any], None],
+        health: Health,
+        before_join: Callable[[], None] = lambda: None,
+        look: Callable[[Bucket], None] = lambda _bucket: None,
     ) -> None:
         self._finish = finish
+        self._look = look
         self._before_join = before_join
         self._health = health
         self._waiting: deque[tuple[Reduction | Bucket, threading.Event | None]] = deque()
@@ -73,17 +81,34 @@ class Pending:
     def join(self) -> None:
         """Finish every outstanding check."""
         self._before_join()
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    return
-                reduction, done = self._waiting.popleft()
-            if not self._wait(reduction.work):
-                continue
-            if done is None:
-                self._finish(reduction)
-            elif not done.wait(JOIN_SECONDS):
-                self._health.drops["check_not_finished"] += 1
+        looked: list[Bucket] = []
+        try:
+            while (taken := self._next()) is not None:
+                waiting, done = taken
+                if type(waiting) is not Bucket:
+                    self._book(looked)  # in the order they came
+                if not self._wait(waiting.work):
+                    continue
+                if type(waiting) is Bucket:
+                    self._look(waiting)
+                    looked.append(waiting)
+                elif done is None:
+                    self._finish(waiting)
+                elif not done.wait(JOIN_SECONDS):
+                    self._health.drops["check_not_finished"] += 1
+        finally:
+            self._book(looked)
+
+    def _next(self) -> tuple[Reduction | Bucket, threading.Event | None] | None:
+        """The oldest outstanding check, which is the caller's from now on."""
+        with self._lock:
+            return self._waiting.popleft() if self._waiting else None
+
+    def _book(self, looked: list[Bucket]) -> None:
+        """Between two large reads our own code is in no cache: what was read is booked in one go."""
+        for bucket in looked:
+            self._finish(bucket)
+        looked.clear()
 
     def under_way(self) -> list[Reduction]:
         """Gradients that a loop has given away and that are not back yet. Host memory only: elsewhere, order is the stream's."""

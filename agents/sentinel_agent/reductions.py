@@ -57,7 +57,7 @@ class Reductions:
         self.moves = Moves(checker, ledger)
         self.buckets = BucketLayouts(self.layouts.parameters)
         self._unbooked: deque[Bucket] = deque()
-        self.pending = Pending(self._finish, identity.health, self.book)
+        self.pending = Pending(self._finish, identity.health, self.book, self._look_at_bucket)
 
     def before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reduction | Bucket | None:
         """Check what a collective is given."""
@@ -87,6 +87,7 @@ class Reductions:
             bucket.args, bucket.kwargs = (), {}
             reduction = bucket.reduction = self._reduction(call, bucket.parts, bucket.found, Role.GRADIENT, True)
             reduction.turn, reduction.sum_in = bucket.turn, bucket.sum_in
+            bucket.work = work_of(bucket.result) if bucket.result is not None else None
             self._note_gradient(reduction)
             self.replicas.issued(reduction, None)
 
@@ -265,11 +266,14 @@ class Reductions:
                 self._note_norms(reduction, parts, math.nan if found.nonfinite else norm)
         self._returned(reduction, found)
 
+    def _look_at_bucket(self, bucket: Bucket) -> None:
+        """Read what came back in a bucket: it was reduced in place, and is one large gradient tensor."""
+        bucket.returned = self._by_layer(bucket) or self._checker.check_parts(bucket.parts)
+
     def _finish_bucket(self, bucket: Bucket) -> None:
-        """The same for a bucket, of which more is known: it was reduced in place, and is one large gradient tensor."""
-        reduction = bucket.reduction
+        """Book what was read."""
+        reduction, found = bucket.reduction, bucket.returned
         assert reduction is not None  # it is booked before anybody waits for it
-        found = self._by_layer(bucket.parts[0]) or self._checker.check_parts(bucket.parts)
         assert found is not None
         self._ledger.round.reduced_storages.add(bucket.parts[0].untyped_storage().data_ptr())
         self._fingerprint(reduction, bucket.parts, found)
@@ -286,12 +290,12 @@ class Reductions:
             if layout is not None:
                 self.norms.note(layout.names, norms_of(torch.split(parts[0], list(layout.sizes))))
 
-    def _by_layer(self, bucket: torch.Tensor) -> Check | None:
+    def _by_layer(self, bucket: Bucket) -> Check | None:
         """Check a bucket parameter by parameter, if that is worth it in this round and it is known what lies where."""
         if not self.norms.closely(self._ledger.round.number):
             return None
-        layout = self.buckets.of(bucket)
-        looked = self._checker.check_pieces(bucket, layout.sizes) if layout is not None else None
+        layout = self.buckets.of(bucket.parts[0])
+        looked = self._checker.check_pieces(bucket.parts[0], layout.sizes) if layout is not None else None
         if layout is None or looked is None:
             return None
         self.norms.note(layout.names, looked[1])

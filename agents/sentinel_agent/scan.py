@@ -9,6 +9,7 @@ import math
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -137,8 +138,8 @@ class Scan:
     def remember_gradients(self) -> None:
         """After a backward: sample a few gradients that it wrote, by optimizer, to tell later whether they were cleared."""
         touched: list[_Sample] = []
-        for optimizer, parameters in self._owners():
-            for parameter in {id(p): p for p in (*parameters[:2], *parameters[-2:])}.values():
+        for optimizer, sampled in self._owners():
+            for parameter in sampled:
                 gradient = parameter.grad
                 if gradient is None:
                     continue
@@ -165,8 +166,7 @@ class Scan:
 
     def wrote_gradients_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Did anything write gradients of this optimizer since they were last marked? They are marked now."""
-        owned = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        sampled = {id(p): p for p in (*owned[:2], *owned[-2:])}.values()
+        sampled = _sampled(_of(optimizer))
         wrote = any(self._wrote(p, p.grad) for p in sampled if p.grad is not None)
         for parameter in sampled:
             if parameter.grad is not None:
@@ -174,13 +174,12 @@ class Scan:
         return wrote
 
     def _owners(self) -> Iterator[tuple[weakref.ref[torch.optim.Optimizer] | None, list[torch.Tensor]]]:
-        """Parameters with gradients by optimizer; all that are known where no optimizer is."""
+        """A few parameters with gradients by optimizer; of all that are known where no optimizer is."""
         optimizers = self.naming.optimizers()
         for optimizer in optimizers:
-            owned = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            yield weakref.ref(optimizer), owned
+            yield weakref.ref(optimizer), _sampled(_of(optimizer))
         if not optimizers:
-            yield None, [p for _, p in self.naming.parameters() if p.grad is not None]
+            yield None, _sampled([p for _, p in self.naming.parameters()])
 
     def cleared(self) -> bool:
         """True if every gradient sampled after the last backward is gone or zero now, or all that was trained then is gone."""
@@ -201,6 +200,17 @@ class _Sample:
     parameter: weakref.ref[torch.Tensor]
     version: int
     optimizer: weakref.ref[torch.optim.Optimizer] | None
+
+
+def _of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _sampled(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The first two and the last two of those that have a gradient, each once. Looks at no more than it has to."""
+    first = list(islice((p for p in parameters if p.grad is not None), 2))
+    last = list(islice((p for p in reversed(parameters) if p.grad is not None), 2))
+    return list({id(p): p for p in (*first, *reversed(last))}.values())
 
 
 def local_part_size(tensor: Any) -> int:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from sentinel.wire.messages import Check
-from sentinel_agent.check import Checker, check_one, is_nonfinite, local_part, merged
+from sentinel_agent.check import NORM_FROM, Checker, check_one, is_nonfinite, large_norm, local_part, merged
 
 WIDE = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NARROW = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
@@ -209,3 +209,41 @@ def test_random_tensors_agree_with_counting() -> None:
         finite = [abs(n) for n in numbers if math.isfinite(n)]
         nan, inf = sum(map(math.isnan, numbers)), sum(map(math.isinf, numbers))
         assert check_one(tensor) == Check(len(numbers), nan, inf, max(finite, default=0.0)), (dtype, numbers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_one_nonfinite_element_of_a_large_tensor_is_found_wherever_it_is(dtype: torch.dtype, value: float) -> None:
+    """First, last and in between, at any offset in memory: the norm of a large tensor misses none."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for _ in range(40):
+        numel, offset = NORM_FROM + draw.randrange(1, 5000), draw.randrange(64)
+        tensor = torch.randn(numel + offset).to(dtype)[offset:]
+        tensor[draw.choice([0, numel - 1, draw.randrange(numel)])] = value
+        assert not math.isfinite(large_norm(tensor))
+        found = check_one(tensor)
+        assert (found.nan, found.inf) == (int(math.isnan(value)), int(math.isinf(value)))
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+@pytest.mark.parametrize("shape", [(40_000,), (200, 200)], ids=str)
+def test_the_norm_of_a_large_tensor_is_as_exact_as_float32(precision: str, shape: tuple[int, ...]) -> None:
+    """Whatever precision the user wants for matrices, and however the tensor lies, ranks get the same norm to 1e-6."""
+    tensor = torch.randn(shape)
+    exact = torch.linalg.vector_norm(tensor.double()).item()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert large_norm(tensor) == pytest.approx(exact, rel=1e-6)
+        assert large_norm(tensor.t()) == pytest.approx(exact, rel=1e-6)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("magnitude", [1e25, 1e-30])
+def test_squares_that_overflow_or_underflow_are_no_finding(magnitude: float) -> None:
+    """Where the norm can tell nothing, the elements themselves are looked at."""
+    found = check_one(torch.full((NORM_FROM + 1,), magnitude))
+    assert (found.nan, found.inf) == (0, 0)
+    assert found.absmax == pytest.approx(magnitude)
