@@ -485,6 +485,28 @@ def test_an_optimizer_s_own_gradients_alone_are_read_again(watched: Watched, mon
     assert {len(gradients) for gradients in looks} == {1}
 
 
+def test_clipping_one_by_one_reads_each_gradient_once(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that averages and then clips parameter by parameter has each looked at when it is its turn, not all at each."""
+    model = _net()
+    watched.agent.root_made(model)
+    optimizer = _sgd(model.parameters())
+    looks: list[list[torch.Tensor]] = []
+
+    def look(gradients: Iterable[torch.Tensor], **_options: bool) -> bool:
+        looks.append(list(gradients))
+        return True
+
+    monkeypatch.setattr(watched.agent.scan, "gradients_look_finite", look)
+    _loss(model).backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    _divided(model, 2.0)
+    for parameter in model.parameters():
+        torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+    optimizer.step()
+    assert sum(map(len, looks)) == len(list(model.parameters()))
+
+
 def test_nothing_is_read_again_where_nobody_wrote(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """DDP, a scaler that unscales and a clipping: all that writes gradients here is known, and costs no further look."""
     model = DistributedDataParallel(_net())

@@ -11,6 +11,7 @@ from torch import nn
 from watched import Watched
 
 from sentinel.wire.messages import Check, Phase, Role
+from sentinel_agent import moves
 from sentinel_agent.rounds import Received, Reduction
 
 NAN = torch.tensor([1.0, float("nan")])
@@ -148,6 +149,22 @@ def test_what_is_not_known_to_have_come_as_nan_is_not_told(watched: Watched, wha
         del received
     watched.agent.ledger.loss(float("nan"))
     assert [e.phase for e in watched.evidence()] == [Phase.LOSS]
+
+
+def test_a_round_keeps_its_last_receives_alone(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline of many micro-batches receives without end before anything may be found: the last few stand for them."""
+    monkeypatch.setattr(moves, "work_of", lambda _result: Work(True))
+    listener = watched.agent.ledger.reductions.moves
+    buffers = [torch.ones(2) for _ in range(moves.MAX_RECEIVED + 3)]
+    for index, buffer in enumerate(buffers):
+        move = Reduction("recv_", "0 1 to 0", (1, 0), index, "GATHER", "float32", Role.ACTIVATION, Check(0, 0, 0, 0.0))
+        move.outputs = [buffer]
+        listener.after(move, None)
+    kept = watched.agent.ledger.round.received
+    assert [one.move.index for one in kept] == list(range(3, moves.MAX_RECEIVED + 3))
+    assert [one.tensor() is buffer for one, buffer in zip(kept, buffers[3:], strict=True)] == [
+        True
+    ] * moves.MAX_RECEIVED
 
 
 def test_memory_that_was_given_back_is_not_read(watched: Watched) -> None:

@@ -112,13 +112,17 @@ def test_state_that_was_handed_round_is_its_giver_s(phase: Phase, rule: str) -> 
     assert "rank 1 handed them to the others" in verdict.reason
 
 
-def test_state_that_nobody_handed_round_is_its_ranks() -> None:
-    """Nor does a sum of activations or a pipeline's send bring anybody parameters."""
-    told = Round(2, 3).wire(1, of=ACTIVATION, raw=None).saw(Phase.PARAMS)
+SENT = collective(GATHERED, op="send", group="0 0 to 1", ranks=(0, 1))
+
+
+@pytest.mark.parametrize("way", [ACTIVATION, GATHERED, SENT], ids=["a sum", "a gathering", "a send"])
+@pytest.mark.parametrize("phase", [Phase.PARAMS, Phase.BUFFERS])
+def test_state_that_nobody_handed_round_is_its_ranks(phase: Phase, way: Collective) -> None:
+    """Activations, summed or gathered or sent down a pipeline, bring nobody parameters."""
+    told = Round(2, 3).wire(0, of=way, raw=None).saw(phase)
     assert verdict_of(told).suspect_ranks == (0, 1)
 
 
-SENT = collective(GATHERED, op="send", group="0 0 to 1", ranks=(0, 1))
 GOT = collective(SENT, op="recv_")
 SENT_BACK = collective(SENT, group="0 1 to 0", ranks=(1, 0))
 GOT_BACK = collective(SENT_BACK, op="recv_")
