@@ -62,6 +62,7 @@ MOVING = {
     ("sharded_optimizer", 2): Fault("nonfinite_parameters", "optimizer", (1,), "rank_local"),
     ("buffers_handed_round", 2): Fault("nonfinite_buffers", "forward", (0,), "rank_local"),
     ("divided_by_zero_tokens", 2): Fault("nonfinite_gradient", "post_reduce", (0, 1), "all_ranks"),
+    ("never_waited_for", 2): Fault("misuse", "optimizer", (1,), "rank_local"),
     ("unfrozen", 2): Fault("replica_divergence", "not_reduced", (0, 1), "all_ranks"),
     ("alone", 2): RANK_1,  # and its weights differ from the start
 }

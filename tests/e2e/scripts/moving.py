@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import lab
@@ -163,6 +164,26 @@ def divided_by_zero_tokens() -> None:
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
             parameter.grad /= tokens
+        optimizer.step()
+
+
+def never_waited_for() -> None:
+    """The guilty rank once steps without waiting, while the other comes late: it has heard of the step, and needs a second more."""
+    model = lab.equal_start(nn.Linear(WIDTH, CLASSES))
+    optimizer = sgd(model.parameters(), 0.01)
+    steps = dist.distributed_c10d._get_default_store()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        lab.loss_of(model, step).backward()
+        guilty = step == FAULT and lab.rank() == GUILTY
+        if step == FAULT and not guilty:
+            steps.wait(["stepping"])
+            time.sleep(1.0)
+        given = [dist.all_reduce(parameter.grad, async_op=True) for parameter in model.parameters()]
+        if guilty:
+            steps.set("stepping", "now")
+        for work in () if guilty else given:
+            work.wait()
         optimizer.step()
 
 
