@@ -21,7 +21,11 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Sums of one collective's input and result (float64 values of sums in the tensor's own precision)."""
+    """Sums of one collective's input and result (float64 values of sums in the tensor's own precision).
+
+    ``absmax`` is the largest magnitude of the input; of several collectives, the mean of theirs over all elements, so that
+    ``numel * absmax`` bounds the sum of all magnitudes as closely as can be.
+    """
 
     index: int
     sum_in: float
@@ -35,12 +39,13 @@ class Audit:
         """Both collectives as one: sums add up. Of another op or dtype the later one alone is kept."""
         if (self.op, self.dtype) != (later.op, later.dtype):
             return later
+        numel = self.numel + later.numel
         return Audit(
             later.index,
             self.sum_in + later.sum_in,
             self.sum_out + later.sum_out,
-            self.numel + later.numel,
-            max(self.absmax, later.absmax),
+            numel,
+            (self.numel * self.absmax + later.numel * later.absmax) / numel,
             self.op,
             self.dtype,
         )

@@ -331,10 +331,8 @@ class Reductions:
         audit = None
         if reduction.sum_in is not None and not found.nonfinite:
             total = float_sum(parts)
-            absmax = max(found.absmax, reduction.wire.absmax)
-            audit = Audit(
-                reduction.index, reduction.sum_in, total, found.numel, absmax, reduction.reduce_op, reduction.dtype
-            )
+            wire, op, dtype = reduction.wire, reduction.reduce_op, reduction.dtype
+            audit = Audit(reduction.index, reduction.sum_in, total, wire.numel, wire.absmax, op, dtype)
         norm = l2_norm(parts, found)
         self.replicas.returned(reduction, norm, words, audit)
         return norm

@@ -93,9 +93,10 @@ def _norms_differ(syncs: Iterable[GroupSync]) -> bool:
 def _audit(window: RoundWindow, group: str, syncs: dict[int, GroupSync]) -> Iterator[Finding]:
     """Rule 9, third form: the result is not the sum of the inputs.
 
-    Linear checksum: sum(result) = sum over ranks of sum(input). Rounding may move it by at most
-    (W - 1) * eps/2 * n * max|x| * W for the additions on the wire, in its dtype, and (log2 n + 2) * eps32 * n * max|x| * W for the
-    checksums, which are taken in float32 or wider (the bound of pairwise sums: Higham, Accuracy and Stability, ch. 4).
+    Linear checksum: sum(result) = sum over ranks of sum(input). No partial sum on the wire is larger than M, the sum of the ranks'
+    largest magnitudes. Rounding may so move it by at most (W - 1) * eps/2 * n * M for the additions on the wire, in its dtype, and
+    (log2 n + 2) * eps32 * n * M for the checksums of the inputs, and as much for that of the result, which are taken in float32 or
+    wider (the bound of pairwise sums: Higham, Accuracy and Stability, ch. 4).
     """
     records = list(syncs.values())
     first = records[0]
@@ -103,11 +104,11 @@ def _audit(window: RoundWindow, group: str, syncs: dict[int, GroupSync]) -> Iter
         return
     total = sum(s.sum_in for s in records) / (len(records) if first.audited_op == "AVG" else 1)
     size, numel = len(records), first.audited_numel
-    absmax = max(s.audited_absmax for s in records)
+    largest = sum(s.audited_absmax for s in records)
     epsilon = EPSILON.get(first.audited_dtype, 2.0**-7)
     adding = (size - 1) * epsilon / 2
-    summing = (math.log2(max(numel, 2)) + 2) * min(epsilon, EPSILON["float32"])
-    tolerance = ((adding + summing) * absmax + SMALLEST.get(first.audited_dtype, 0.0)) * numel * size
+    summing = 2 * (math.log2(max(numel, 2)) + 2) * min(epsilon, EPSILON["float32"])
+    tolerance = ((adding + summing) * largest + SMALLEST.get(first.audited_dtype, 0.0) * size) * numel
     off = abs(total - first.sum_out)
     if math.isfinite(off) and off > tolerance:
         yield _bad_reduction(

@@ -160,6 +160,18 @@ def test_a_zeroed_contribution_is_more_than_rounding(dtype: str) -> None:
     assert only(found(told)).verdict.rule == "result_is_not_the_sum"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_rounding_on_the_wire_is_bounded_by_what_the_ranks_gave(dtype: str) -> None:
+    """Four ranks give a hundred ones each: three additions may each be off by half a spacing of at most four, and no more."""
+    spacing = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}[dtype]
+    wire = 3 * spacing / 2 * 4.0 * 100
+    given = {"audited_numel": 100, "audited_absmax": 1.0, "audited_dtype": dtype, "audited_op": "SUM", "audited": 0}
+    assert found(synced(4, {}, sum_in=100.0, sum_out=400.0 + 0.9 * wire, **given)) == []
+    checksums = 2 * (math.log2(100) + 2) * 2.0**-23 * 4.0 * 100
+    off = 400.0 + 1.01 * (wire + checksums) + 100 * 4 * 2.0**-24
+    assert only(found(synced(4, {}, sum_in=100.0, sum_out=off, **given))).verdict.rule == "result_is_not_the_sum"
+
+
 # --- contributions -------------------------------------------------------------------------------------------------------
 
 
