@@ -94,6 +94,10 @@ class Naming:
         """Optimizers still alive, in the order they were met."""
         return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
 
+    def optimized(self) -> int:
+        """How many parameters the optimizers step, which a script may add to."""
+        return sum(len(group["params"]) for optimizer in self.optimizers() for group in optimizer.param_groups)
+
     def _outermost(self) -> list[nn.Module]:
         """Roots that no other root contains: ``fully_shard`` is called on the blocks first, but users name from the whole."""
         alive = [root for ref in self._roots if (root := ref()) is not None]

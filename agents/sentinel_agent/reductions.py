@@ -57,6 +57,7 @@ class Reductions:
         self.moves = Moves(checker, ledger)
         self.buckets = BucketLayouts(self.layouts.parameters)
         self._unbooked: deque[Bucket] = deque()
+        self._optimized = 0  # parameters that the optimizers stepped when layouts were learnt
         self.pending = Pending(self._finish, identity.health, self.book, self._look_at_bucket)
 
     def before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reduction | Bucket | None:
@@ -224,8 +225,10 @@ class Reductions:
 
     def learn_layouts(self, *, unfrozen: bool = False) -> None:
         """Make sure that the parameters' shapes are known; ``unfrozen``: those of parameters that were not trained before, too."""
-        if not self.layouts.known or (unfrozen and self.layouts.outdated()):
-            self.layouts.learn(self._scan.naming.parameters())
+        naming = self._scan.naming
+        if not self.layouts.known or (unfrozen and (self.layouts.outdated() or naming.optimized() != self._optimized)):
+            self.layouts.learn(naming.parameters())
+            self._optimized = naming.optimized()
 
     def _blame_wire(self, reduction: Reduction, parts: list[torch.Tensor]) -> None:
         """The wire is nonfinite: whose gradients are, and were they so before the cast?"""

@@ -200,6 +200,21 @@ def unfrozen() -> None:
         optimizer.step()
 
 
+def layer_added() -> None:
+    """A layer that is put into the model once DDP has wrapped it, and into the optimizer, is trained on each rank alone."""
+    inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+    model = ddp(inner)
+    optimizer = sgd([*model.parameters()], 0.01)
+    for step in range(STEPS):
+        if step == FAULT:
+            inner.append(nn.Linear(CLASSES, CLASSES))
+            optimizer.add_param_group({"params": inner[-1].parameters()})
+        optimizer.zero_grad()
+        rows, labels = lab.batch(step)
+        cross_entropy(model(rows), labels).backward()
+        optimizer.step()
+
+
 def alone() -> None:
     """Every rank trains by itself, and nobody reduces anything; the guilty rank's gradients become NaN, its loss does not."""
     model = nn.Linear(WIDTH, CLASSES)
