@@ -44,6 +44,8 @@ MAX_EVIDENCE = 256
 """Evidence sent per round and rank; one is enough for a verdict, the rest only says how far it spread."""
 MAX_ECHOES = 2
 """The same where the round began with parameters that were already nonfinite: whatever is seen follows from that."""
+AVERAGED_EVERY = 16
+"""Weights that may just have been averaged are compared once in so many rounds: a loop may exchange something before each."""
 
 
 class Ledger:
@@ -82,6 +84,7 @@ class Ledger:
         self._syncs, self._shadowed = 1, 0
         self._last_loss_nonfinite = False
         self._misuses: set[str] = set()
+        self._weighed_at = -AVERAGED_EVERY  # the last round in which weights were compared for having been averaged
         self._lock = threading.Lock()
 
     # --- losses, forwards, backwards -----------------------------------------------------------------------------------
@@ -124,7 +127,7 @@ class Ledger:
         self.round.backward_ended = self.round.between = self.round.looked = False
         self.round.backward_thread = threading.get_ident()
         self.layouts.forget_gradients()
-        if self._weights_due(self.round.number):
+        if self._weights_due(self.round):
             self.reductions.learn_layouts(unfrozen=True)
             self.replicas.backward_begins(self.layouts.gradients())
 
@@ -137,7 +140,7 @@ class Ledger:
         self.clock.backward_ended()
         self.replicas.look_at_gradients(self.round.number, in_hook=True)
         self.layouts.forget_gradients()
-        if self._weights_due(self.round.number):
+        if self._weights_due(self.round):
             self.replicas.backward_ended(self.layouts.gradients())
         self._scan.remember_gradients()
         self.reductions.backward_ended()
@@ -217,6 +220,8 @@ class Ledger:
         if self._worth_keeping(closing, skipped):
             self._on_suspicious(closing, step, by.value)
         self.clock.closed(optimizer, again=again)
+        if self._just_averaged(closing) and closing.backwards:
+            self._weighed_at = closing.number
         self._search.closed(closing.loss_scale, skipped=skipped)
         self._syncs = self._syncs if by is ClosedBy.JOINED else max(closing.syncs, 1)
         self._last_loss_nonfinite = closing.loss_nonfinite
@@ -226,15 +231,19 @@ class Ledger:
             checked_before=self._checker.count,
             seconds_before=self._me.health.stopwatch.seconds,
             echoes=damage.parameters,
+            averaged=closing.synced and closing.backwards == 0,
         )
 
-    def _weights_due(self, number: int) -> bool:
-        """Are weights compared in this round? Those of a very small model in every one."""
-        return weights_due(number) or self.layouts.small
+    def _weights_due(self, round_: Round) -> bool:
+        """Are weights compared in this round? Those of a very small model in every one, and of local SGD when it has averaged."""
+        return weights_due(round_.number) or self.layouts.small or self._just_averaged(round_)
+
+    def _just_averaged(self, round_: Round) -> bool:
+        return round_.averaged and round_.number - self._weighed_at >= AVERAGED_EVERY
 
     def _look_at_replicas(self, closing: Round) -> tuple[list[str], tuple[Weights, ...]]:
         """In some rounds: which gradients nobody reduced, and fingerprints of the weights they will be applied to."""
-        if self._me.world_size == 1 or not self._weights_due(closing.number):
+        if self._me.world_size == 1 or not self._weights_due(closing):
             return [], ()
         unreduced = self.replicas.unreduced()
         wanted = set(unreduced)

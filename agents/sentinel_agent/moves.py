@@ -55,6 +55,8 @@ class Moves:
         if round_.between:  # it may be gradients that are averaged by hand
             round_.carried |= _holds_values(read(args, kwargs))
             return None
+        if not round_.forwards and round_.number and not round_.averaged:
+            round_.averaged = _holds_values(read(args, kwargs))
         begun = round_.forwards or (spread and round_.number)  # at the very first, parameters are handed round
         if not begun or roles.in_backward() or round_.backward_elsewhere():
             return None

@@ -116,14 +116,17 @@ class Reductions:
         if call.op == "allreduce_" and not reduction.steady:
             known = not any(tensor.is_inference() for tensor in reduction.outputs)  # those have no version
             reduction.versions = tuple(tensor._version for tensor in reduction.outputs) if known else ()
+        round_ = self._ledger.round
+        if role is not Role.SCALAR and not (backward or round_.forwards or round_.backwards):
+            round_.averaged = round_.number > 0
         if role is Role.GRADIENT:
             self._gradient_issued(reduction, parts, who)
             if reduction.steady and self._audits(reduction) and not found.nonfinite:
                 reduction.sum_in = float_sum(parts)
         elif role is Role.DERIVED:
-            self._ledger.round.carried = True
+            round_.carried = True
         elif role is Role.ACTIVATION:
-            self._ledger.round.activations += 1
+            round_.activations += 1
         if found.nonfinite:
             self._blame_wire(reduction, parts)
         reduction.work = (backward, who, call.waits)

@@ -75,7 +75,7 @@ class Replicas:
 
     def backward_begins(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
         """A backward is about to add to some gradients. ``gradients`` (empty in rounds that need not know) are those there now."""
-        self._during = set()
+        self._during, self._all_during = set(), False
         self._noted.clear()
         self._before = {name: (id(gradient), gradient._version) for name, gradient in gradients}
 
@@ -86,6 +86,7 @@ class Replicas:
                 self._touched.add(name)
                 if name not in self._during and not self._all_during:
                     self._reduced.discard(name)
+                    self._all_reduced = False
         self._all_during = False
 
     def issued(

@@ -79,6 +79,7 @@ class Round:
     suspect: bool = False  # this rank saw something that no collective brought it
     infinite: bool = False  # some gradient evidence had infinities, as overflow makes them
     evidence: int = 0
+    averaged: bool = False  # values were exchanged since the last step, before any forward: weights may be equal since
     echoes: bool = False  # it begins with parameters known to be nonfinite
     given: list[Reduction] = field(default_factory=list)  # gatherings that were given NaN, not told yet
     received: list[Received] = field(default_factory=list)  # not looked at yet

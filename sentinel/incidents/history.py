@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from sentinel.incidents.window import RoundWindow
-from sentinel.wire.messages import RoundClosed
+from sentinel.wire.messages import UNREDUCED, RoundClosed
 
 LOSSES = 32
 GROWTH = 1e3
@@ -65,6 +65,8 @@ class History:
     told: set[str] = field(default_factory=set)
     bad_groups: set[str] = field(default_factory=set)  # whose reductions were found wrong: their weights differ for it
     drift: Drift | None = None
+    together_since: int | None = None  # the first round in which something showed that weights are meant to be equal
+    averages: bool = False  # weights that had drifted apart were equal again
     unreduced: dict[int, RoundClosed] = field(default_factory=dict)
     zero_gradients: Streak = field(default_factory=Streak)
     skips: Streak = field(default_factory=Streak)
@@ -91,3 +93,11 @@ class History:
             for sync in closed.sync:
                 if sync.ranks and sync.group not in self.groups:
                     self.groups[sync.group] = sync.ranks
+            if self.together_since is None and _means_to_be_equal(closed):
+                self.together_since = closed.round
+
+
+def _means_to_be_equal(closed: RoundClosed) -> bool:
+    """A wrapper keeps this rank's weights equal to others', or something has reduced gradients over several ranks."""
+    wrapped = any(weights.group != UNREDUCED for weights in closed.weights)
+    return wrapped or any(sync.collectives and sync.size > 1 for sync in closed.sync)

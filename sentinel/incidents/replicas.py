@@ -19,6 +19,8 @@ from sentinel.wire.messages import UNREDUCED, GroupSync
 
 CONFIRM_ROUNDS = 8
 """Replicas that drift for want of a reduction are told after this many rounds or at the end: local SGD averages now and then."""
+PATIENT_ROUNDS = 512
+"""The same where nothing shows that they are meant to be equal: DiLoCo trains alone for up to 500 rounds before it averages."""
 NORM_TOLERANCE = 1e-3
 """Relative difference of two float32 norms of the same numbers that summation order cannot explain."""
 SMALLEST = {"float16": 2.0**-24}
@@ -142,6 +144,9 @@ def stale(window: RoundWindow, _history: History) -> Iterator[Finding]:
 
 def drifted(window: RoundWindow, history: History) -> Iterator[Finding]:
     """Rule 11: replicas whose weights differ, at the start or since a step that applied unreduced gradients."""
+    for closed in window.closed.values():
+        if closed.unreduced_total:
+            history.unreduced[closed.rank] = closed
     for group, prints in _weights(window).items():
         ranks = tuple(sorted(prints))
         if (
@@ -153,15 +158,12 @@ def drifted(window: RoundWindow, history: History) -> Iterator[Finding]:
         if len(set(prints.values())) == 1:
             history.equal[group] = (window.round, window.step())
             if history.drift is not None and history.drift.group == group:
-                history.drift = None  # averaged again: local SGD
+                history.drift, history.averages = None, True  # local SGD
         elif group in history.equal:
             yield from _differs_since(window, history, group, prints)
         elif group != UNREDUCED and window.round == 0:
             history.told.add(group)
             yield _differs_at_start(window, prints)
-    for closed in window.closed.values():
-        if closed.unreduced_total:
-            history.unreduced[closed.rank] = closed
     yield from _confirmed(window, history)
 
 
@@ -222,8 +224,11 @@ def _differs_since(window: RoundWindow, history: History, group: str, prints: di
 
 
 def _confirmed(window: RoundWindow, history: History) -> Iterator[Finding]:
-    drift = history.drift
-    if drift is not None and window.round - drift.equal_at >= CONFIRM_ROUNDS:
+    drift, since = history.drift, history.together_since
+    if drift is None:
+        return
+    meant = since is not None and window.round - since >= CONFIRM_ROUNDS and not history.averages
+    if window.round - drift.differ_at >= (CONFIRM_ROUNDS if meant else PATIENT_ROUNDS):
         history.told.update((drift.group, UNREDUCED))
         history.drift = None
         yield not_reduced(drift)

@@ -64,7 +64,17 @@ SHARDING = {
     "experts_of_equal_start": 12,
     "padding_of_nan_is_handed_round": 6,
 }
-TRAININGS = {"healthy_loops.py": LOOPS, "healthy_precision.py": PRECISION, "healthy_sharding.py": SHARDING}
+AVERAGING = {  # each in a launch of its own: what another has reduced would say that ranks are meant to be equal
+    "local_sgd_of_one_vector": 40,
+    "local_sgd_that_gathers": 40,
+    "outer_steps": 40,
+}
+TRAININGS = {
+    "healthy_loops.py": LOOPS,
+    "healthy_precision.py": PRECISION,
+    "healthy_sharding.py": SHARDING,
+    "healthy_averaging.py": AVERAGING,
+}
 FOUR_RANKS = {"hybrid_sharding"}
 TOGETHER = 5
 """Trainings of one launch, one after another in the same processes: an agent has to bear that, and launches take long."""
@@ -75,7 +85,8 @@ def launches() -> Iterator[tuple[Case, int]]:
     for script, trainings in TRAININGS.items():
         for ranks in (2, 4):
             names = [name for name in trainings if (4 if name in FOUR_RANKS else 2) == ranks]
-            for some in (tuple(names[at : at + TOGETHER]) for at in range(0, len(names), TOGETHER)):
+            size = 1 if trainings is AVERAGING else TOGETHER
+            for some in (tuple(names[at : at + size]) for at in range(0, len(names), size)):
                 yield Case(script, some, ranks=ranks), sum(trainings[name] for name in some)
 
 

@@ -14,7 +14,7 @@ from sentinel.incidents.events import RunEnded
 from sentinel.incidents.finding import attribution_of, minority
 from sentinel.incidents.history import History
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage, State
-from sentinel.incidents.replicas import CONFIRM_ROUNDS
+from sentinel.incidents.replicas import CONFIRM_ROUNDS, PATIENT_ROUNDS
 from sentinel.incidents.tracker import RESOLVE_ROUNDS
 from sentinel.wire.messages import UNREDUCED, ClosedBy, Weights
 
@@ -269,6 +269,54 @@ def test_local_sgd_that_averages_again_is_healthy() -> None:
         apart = number % 4 != 0
         prints = {0: number, 1: -number if apart else number}
         assert found(unreduced(weighed(synced(2, {}, number=number), prints, UNREDUCED)), history) == []
+
+
+def apart(number: int, *, together: bool) -> Round:
+    """A round of two ranks that train alone since round 0, with or without a reduction of something else."""
+    told = synced(2, {}, number=number) if together else Round(2, number)
+    return unreduced(weighed(told, {0: number, 1: -number}, UNREDUCED))
+
+
+def test_where_nothing_is_ever_reduced_there_is_patience() -> None:
+    """DiLoCo trains alone for hundreds of rounds before its first average."""
+    history, findings = History(), []
+    for number in range(PATIENT_ROUNDS + 2):
+        if findings := found(apart(number, together=False), history):
+            break
+    assert (only(findings).round, number) == (0, PATIENT_ROUNDS + 1)
+    assert at_end(history) == []
+
+
+def test_a_wrapper_shows_that_weights_are_meant_to_be_equal() -> None:
+    """DDP's own group has weights though nothing reduces them: the model was called past its wrapper."""
+    history, findings = History(), []
+    for number in range(CONFIRM_ROUNDS + 2):
+        told = apart(number, together=False)
+        for rank in (0, 1):
+            told.record(rank, weights=(Weights(UNREDUCED, number if rank else -number, 5), Weights("0", 7, 5)))
+        findings += found(told, history)
+    assert only(findings).verdict.rule == "not_reduced"
+
+
+def test_local_sgd_that_averages_seldom_is_healthy() -> None:
+    """Its averages are the first that is reduced at all; from the second on, it is known to average."""
+    history = History()
+    period = 5 * CONFIRM_ROUNDS
+    for number in range(4 * period - 2):
+        averaged = number % period == 0
+        told = synced(2, {}, number=number) if averaged and number else Round(2, number)
+        prints = {0: number, 1: number if averaged else -number}
+        assert found(unreduced(weighed(told, prints, UNREDUCED)), history) == []
+    assert at_end(history) == []
+
+
+def test_weights_and_what_was_not_reduced_may_be_told_in_the_same_round() -> None:
+    """Of a large model both are looked at in few rounds: they are the reason of each other all the same."""
+    history = History()
+    found(weighed(synced(2, {}, number=8), {0: 1, 1: 1}, UNREDUCED), history)
+    assert found(unreduced(weighed(synced(2, {}, number=16), {0: 2, 1: 3}, UNREDUCED)), history) == []
+    (one,) = at_end(history)
+    assert (one.verdict.rule, one.round) == ("not_reduced", 8)
 
 
 def test_what_waited_for_confirmation_is_told_at_the_end() -> None:
