@@ -103,7 +103,9 @@ class Agent:
         optimizer.install(*stepping, self.health, self._intervene, self.ledger.written.stepped)
         self.scaler.install()
         told = (self.ledger.loss, self._backward_begins, self._backward_ended)
-        loss.install(*told, self.scaler.unscaled, self.health, self._agree if self.guard.acts else None)
+        loss.install(
+            *told, self.scaler.unscaled, self.health, self._agree if self.guard.acts else None, self.ledger.anomaly
+        )
         clip.install(
             self._clipping, self._clipped, self.ledger.pending.join, self.ledger.handover.unscaled, self.health
         )

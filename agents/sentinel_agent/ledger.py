@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sentinel.wire.messages import (
+    ANOMALY,
     AT_START,
     WRITTEN,
     Check,
@@ -95,6 +96,10 @@ class Ledger:
         if not math.isfinite(value):
             self.round.loss_nonfinite = True
             self.latch(Phase.LOSS, scalar_check(value), value=value)
+
+    def anomaly(self, operator: str) -> None:
+        """Torch's anomaly mode ended this round's backward, in which ``operator`` made NaN. How much of it, it does not say."""
+        self.latch(Phase.RAW, Check(1, 1, 0, 0.0), note=f"{ANOMALY}{operator}")
 
     def loss_left_behind(self, value: float) -> bool:
         """A nonfinite loss found in a frame that is being left. If a backward saw it, it was told then (False)."""

@@ -17,7 +17,7 @@ from sentinel.incidents.describe import loss_words, rank_list
 from sentinel.incidents.finding import attribution_of
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage, Verdict
 from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS
-from sentinel.incidents.verdicts import group_of, names_of, ranks_of, verdict_on
+from sentinel.incidents.verdicts import group_of, names_of, ranks_of, verdict_on, when_seen
 from sentinel.incidents.view import View
 from sentinel.wire.messages import AT_START, CHAINED, REWRITTEN, WRITTEN, ClosedBy, Evidence, Phase, Role
 
@@ -148,7 +148,6 @@ def raw_gradient(view: View) -> Outcome | None:
     loss = f", its loss was nonfinite too ({rank_list(lost)})" if lost else ", though its loss was finite"
     if not lost and all(one.loss is None for rank, one in view.window.closed.items() if rank in origins):
         loss = ""  # a stage of a pipeline that computes none
-    before = "before the reduction" if any(e.collective is not None for e in seen) else "when they were applied"
     return verdict_on(
         view,
         "raw_gradient",
@@ -156,7 +155,7 @@ def raw_gradient(view: View) -> Outcome | None:
         Stage.PRE_REDUCE,
         seen,
         _cause_of_raw(view, origins, bool(lost)),
-        f"gradients of {rank_list(origins)} were nonfinite {before} ({names_of(seen)}){loss}{handed}{innocent}",
+        f"gradients of {rank_list(origins)} were nonfinite {when_seen(seen)} ({names_of(seen)}){loss}{handed}{innocent}",
     )
 
 

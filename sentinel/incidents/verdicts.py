@@ -9,7 +9,7 @@ from sentinel.incidents.describe import findings, parameters_of, plural, rank_li
 from sentinel.incidents.finding import attribution_of
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage, Verdict
 from sentinel.incidents.view import View
-from sentinel.wire.messages import Evidence, Phase
+from sentinel.wire.messages import ANOMALY, Evidence, Phase
 
 
 def verdict_on(
@@ -53,9 +53,19 @@ def ranks_of(seen: list[Evidence]) -> tuple[int, ...]:
     return tuple(sorted({e.rank for e in seen}))
 
 
+def when_seen(seen: list[Evidence]) -> str:
+    """When gradients were found nonfinite."""
+    if any(e.collective is not None for e in seen):
+        return "before the reduction"
+    return "in their backward" if any(e.note.startswith(ANOMALY) for e in seen) else "when they were applied"
+
+
 def names_of(seen: list[Evidence]) -> str:
     """The first parameter that the evidence names, and how many others."""
     names = parameters_of(seen)
+    stopped = next((e.note for e in seen if e.note.startswith(ANOMALY)), "")
+    if stopped:
+        return f"torch's {stopped}"
     total = max(len(names), *(e.parameters_total for e in seen)) if seen else 0
     if not names:
         return "parameters not named"

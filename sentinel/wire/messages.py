@@ -37,6 +37,9 @@ AT_START = "before the first forward"
 CHAINED = "by what a communication hook made of an earlier result"
 """Note of WIRE evidence: the collective was issued once another one of the same hook was done, and was given what came of it."""
 
+ANOMALY = "anomaly mode stopped at "
+"""Begins the note of RAW evidence that torch's anomaly mode gave: what follows is the operator whose backward made NaN."""
+
 LATE = "looked at once it had been written"
 """Note of REDUCED evidence: whoever waited for the result was faster than the look at it, and may have made it nonfinite."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,6 +133,27 @@ def test_a_fault_of_the_listener_is_counted(site: str) -> None:
         patching.restore()
     assert leaf.grad is not None
     assert health.faults == {f"{'backward_end' if site == 'ended' else 'loss'}:ValueError": 1}
+
+
+@pytest.mark.parametrize("detects", [True, False])
+def test_a_backward_that_anomaly_mode_ends_is_told(detects: bool) -> None:
+    """With the operator that made NaN, and torch's error goes on to the script; any other error tells nothing."""
+    told: list[str] = []
+    health = Health(0, lambda _reason: None)
+    tap.install(lambda _loss: None, lambda: None, lambda: None, lambda tensor: tensor, health, None, told.append)
+    leaf = _leaf(0.0)
+    loss = (leaf * 1.0).sqrt() * 0.0
+    try:
+        with torch.autograd.set_detect_anomaly(detects), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if not detects:
+                loss.backward()
+            with pytest.raises(RuntimeError, match="returned nan values" if detects else "a second time"):
+                loss.backward()
+    finally:
+        patching.restore()
+    assert told == (["SqrtBackward0"] if detects else [])
+    assert not health.faults
 
 
 def test_a_checkpoint_s_inner_backward_is_not_told(heard: Heard) -> None:

@@ -16,6 +16,7 @@ EXPECTED = {
     "loss_refuses": (1, LOSS),
     "break_out": (0, LOSS),
     "error_in_clipping": (1, GRADIENT),
+    "anomaly_mode": (1, GRADIENT),
     "killed_by_sigterm": (1, GRADIENT),
     "killed_by_sigkill": (1, GRADIENT),
 }

@@ -205,6 +205,14 @@ def test_a_loss_that_refuses_its_input_is_replayed_to_the_cause(record: Record) 
     assert "what was left of the forward (probability in <module>" in found["trials"][0]["sink"]
 
 
+def test_a_backward_that_anomaly_detection_ended_is_replayed_to_its_end(record: Record) -> None:
+    """The script's own detection is left out of the replay: it would end that at the same place, with nothing to look at."""
+    found = record("anomalous.py").replay("--precision", "same,fp32")
+    assert (found["reproduced"], found["rank"], found["step"]) == (True, 1, 2)
+    assert found["first_bad_op"]["node"] == "SqrtBackward0"
+    assert "sqrt().mean()" in found["first_bad_op"]["code"]
+
+
 def test_a_large_job_s_replicas_are_written_by_some_for_all(record: Record) -> None:
     """Of six ranks the suspect, the first and the last write parameters; an onlooker is replayed with theirs, bit for bit."""
     trained = record("many.py", ranks=6)

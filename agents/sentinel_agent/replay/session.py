@@ -206,6 +206,9 @@ class Session:
             roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             with self.tracer.pause():
                 self.sinks.loss(roots)
+            torch.autograd.set_detect_anomaly(
+                self.trial.anomaly
+            )  # a script's own would end the backward before its end
             return True
         if self.phase is Phase.FORWARD and self.fast:
             self._fill_gradients()

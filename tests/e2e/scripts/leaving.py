@@ -96,6 +96,17 @@ def error_in_clipping() -> None:
         optimizer.step()
 
 
+def anomaly_mode() -> None:
+    """Torch's anomaly detection raises in the backward that makes NaN of a distance of zero; nothing of it is reduced."""
+    _ready()
+    torch.autograd.set_detect_anomaly(True)
+    for step in range(STEPS):
+        inputs, labels = lab.batch(step)
+        scores = model(inputs)
+        apart = scores - (scores.detach() if step == FAULT and lab.rank() == GUILTY else 1.0)
+        _finish_step(nn.functional.cross_entropy(scores, labels) + apart.square().sum().sqrt())
+
+
 def _killed(sent: signal.Signals, seconds: float) -> None:
     _ready()
     for step in range(STEPS):
