@@ -22,6 +22,7 @@ RULES: tuple[Rule, ...] = (
     stalls.disagreement,
     stalls.scaler_collapse,
     stalls.zeros,
+    stalls.unmoved,
 )
 SPOILT_RULES: tuple[Rule, ...] = (stalls.disagreement, stalls.scaler_collapse)
 """Nonfinite values spoil sums and bits, so that such a round can be asked less."""
@@ -39,4 +40,5 @@ def compare(window: RoundWindow, history: History) -> list[Finding]:
 
 def at_end(history: History) -> list[Finding]:
     """What was waiting for confirmation when the run ended, and still held. Local SGD may end in between two averages."""
-    return [replicas.not_reduced(history.drift)] if history.drift is not None and not history.averages else []
+    drift = [replicas.not_reduced(history.drift)] if history.drift is not None and not history.averages else []
+    return [*drift, *stalls.unmoved_weights(history)]

@@ -70,6 +70,13 @@ class History:
     unreduced: dict[int, RoundClosed] = field(default_factory=dict)
     zero_gradients: Streak = field(default_factory=Streak)
     skips: Streak = field(default_factory=Streak)
+    first_weights: dict[tuple[str, int], int] = field(
+        default_factory=dict
+    )  # by group and rank, at the first look at them
+    moved: bool = False  # some weights are no longer those of the first look
+    applied: int = 0  # steps that were made with gradients that are not zero
+    in_vain: int = 0  # of those, how many there were at the last look at weights that had not moved
+    in_vain_ranks: tuple[int, ...] = ()
     sees_activations: bool = False
     losses: dict[int, float] = field(default_factory=dict)
 

@@ -147,7 +147,7 @@ def drifted(window: RoundWindow, history: History) -> Iterator[Finding]:
     for closed in window.closed.values():
         if closed.unreduced_total:
             history.unreduced[closed.rank] = closed
-    for group, prints in _weights(window).items():
+    for group, prints in weights_of(window).items():
         ranks = tuple(sorted(prints))
         if (
             len(ranks) < 2
@@ -264,7 +264,8 @@ def _by_group(window: RoundWindow) -> dict[str, dict[int, GroupSync]]:
     return found
 
 
-def _weights(window: RoundWindow) -> dict[str, dict[int, int]]:
+def weights_of(window: RoundWindow) -> dict[str, dict[int, int]]:
+    """Group -> rank -> fingerprint of the weights that it has in common, as this round begins."""
     found: dict[str, dict[int, int]] = {}
     for rank in sorted(window.closed):
         for weights in window.closed[rank].weights:

@@ -1,6 +1,6 @@
 """What decides about steps: ranks that disagree on stepping, scalers that only skip, gradients that are zero.
 
-Owns rules 14, 15 and the zero half of 16 (``habits.py`` has the other). Rules compare a round with the rounds before it.
+Owns rules 14, 15 and most of 16 (``habits.py`` has the rest). Rules compare a round with the rounds before it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from sentinel.incidents.describe import plural, rank_list
 from sentinel.incidents.finding import Finding, attribution_of, finding, minority
 from sentinel.incidents.history import History, Streak
 from sentinel.incidents.model import Cause, Kind, Severity, Stage, Verdict
+from sentinel.incidents.replicas import weights_of
 from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS
 from sentinel.incidents.window import RoundWindow
-from sentinel.wire.messages import ClosedBy
+from sentinel.wire.messages import UNREDUCED, ClosedBy, Guarded, RoundClosed
 
 ZERO_ROUNDS = 3
 """Gradients that are exactly zero on all ranks from the first round on are told after this many rounds."""
 ZERO_ROUNDS_LATER = 50
 """Later in a run, zero gradients may be what the data says for a while (equal rewards, nothing to learn)."""
+UNMOVED_ROUNDS = 32
+"""Steps from the training's first on that change no weight are told after so many: a warm-up begins with rates near zero."""
+UNMOVED_AT_END = 4
+"""The same where the run is over."""
 SCALE_FLOOR = 1.0
 """A scaler that has to go below this cannot represent even the unscaled gradients."""
 
@@ -82,6 +87,48 @@ def zeros(window: RoundWindow, history: History) -> Iterator[Finding]:
     if streak.length >= enough and not streak.told:
         streak.told = True
         yield _zero_gradients(streak)
+
+
+def unmoved(window: RoundWindow, history: History) -> Iterator[Finding]:
+    """Rule 16, third form: step after step, and no weight of any rank has changed by a bit since the training began."""
+    if history.moved:
+        return
+    for group, prints in weights_of(window).items():
+        for rank, fingerprint in prints.items():
+            if group != UNREDUCED and history.first_weights.setdefault((group, rank), fingerprint) != fingerprint:
+                history.moved = True
+                return
+    if any(weights.group != UNREDUCED for c in window.closed.values() for weights in c.weights):
+        history.in_vain, history.in_vain_ranks = history.applied, tuple(sorted(window.closed))
+    history.applied += all(_applied(closed) for closed in window.closed.values())
+    if history.in_vain >= UNMOVED_ROUNDS:
+        yield from unmoved_weights(history)
+
+
+def _applied(closed: RoundClosed) -> bool:
+    made = closed.closed_by is ClosedBy.OPTIMIZER and not closed.skipped and closed.guarded is Guarded.NO
+    return made and bool(closed.gradient_absmax)
+
+
+def unmoved_weights(history: History) -> Iterator[Finding]:
+    """What is told of weights that have not moved so far, once; nothing if another stall explains it, or they were hardly tried."""
+    told = {"norm_overflow", "unmoved_weights"} & history.told
+    if history.moved or told or history.in_vain < UNMOVED_AT_END:
+        return
+    history.told.add("unmoved_weights")
+    ranks = history.in_vain_ranks
+    verdict = Verdict(
+        rule="unmoved_weights",
+        kind=Kind.STALLED_TRAINING,
+        stage=Stage.OPTIMIZER,
+        attribution=attribution_of(ranks, ranks),
+        suspect_ranks=ranks,
+        severity=Severity.WARNING,
+        cause=Cause.NUMERICS,
+        reason=f"{plural(history.in_vain, 'step')} with gradients that are not zero have not changed one bit of any weight: "
+        "updates smaller than half the spacing of the weights' dtype (bfloat16, float16) are rounded away, or the rate is zero",
+    )
+    yield Finding(verdict, 0, 0)
 
 
 def _zero_gradients(streak: Streak) -> Finding:

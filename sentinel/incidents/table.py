@@ -226,6 +226,14 @@ TABLE: tuple[Row, ...] = (
         _W,
     ),
     Row(
+        "unmoved_weights",
+        "steps with gradients that are not zero, and not one bit of any weight changed since the training began",
+        _K.STALLED_TRAINING,
+        _S.OPTIMIZER,
+        "all ranks",
+        _W,
+    ),
+    Row(
         "norm_overflow",
         "the clipping norm nonfinite though every gradient is finite",
         _K.STALLED_TRAINING,

@@ -306,6 +306,17 @@ def order_differs() -> None:
         optimizer.step()
 
 
+def rounded_away() -> None:
+    """A rate so small that bfloat16 weights stay what they are, step by step, though the gradients are fine."""
+    model = ddp(network().to(torch.bfloat16))
+    optimizer = sgd(model.parameters(), 1e-7)
+    for step in range(8):
+        inputs, labels = lab.batch(step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.bfloat16()).float(), labels).backward()
+        optimizer.step()
+
+
 def weights_changed() -> None:
     """After step 5 something writes to one weight of rank 1; training goes on with equal gradients."""
     model = ddp()

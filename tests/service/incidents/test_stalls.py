@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-from service.incidents.rounds import INF, Round, World, found, only, synced
+from collections.abc import Iterable
+from typing import Any
 
+import pytest
+from service.incidents.rounds import INF, Round, World, found, only, sync, synced
+
+from sentinel.incidents.comparisons import at_end
 from sentinel.incidents.finding import Finding
 from sentinel.incidents.habits import REASONS, judge
 from sentinel.incidents.history import History
 from sentinel.incidents.model import Attribution, Kind, Severity, Stage
 from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS
-from sentinel.incidents.stalls import ZERO_ROUNDS, ZERO_ROUNDS_LATER
-from sentinel.wire.messages import ClosedBy, Phase
+from sentinel.incidents.stalls import UNMOVED_AT_END, UNMOVED_ROUNDS, ZERO_ROUNDS, ZERO_ROUNDS_LATER
+from sentinel.wire.messages import UNREDUCED, ClosedBy, Guarded, Phase, Weights
 
 SKIPPED = {"closed_by": ClosedBy.FRAMEWORK_SKIPPED, "skipped": True}
 
@@ -221,3 +225,71 @@ def test_misuse_spoils_no_other_finding() -> None:
     """A round with a wrong call is still compared."""
     told = synced(3, {2: {"fingerprint": 12}}).saw(Phase.MISUSE, 0, note="clip_before_unscale")
     assert [one.verdict.rule for one in found(told)] == ["unequal_results"]
+
+
+# --- weights that do not move ---------------------------------------------------------------------------------------------
+
+
+def steps(
+    history: History, weights: Iterable[int], group: str = "0", by: ClosedBy = ClosedBy.OPTIMIZER, **closing: Any
+) -> list[Finding]:
+    """Findings of rounds that begin with these fingerprints of weights, on both ranks."""
+    findings: list[Finding] = []
+    for number, fingerprint in enumerate(weights):
+        told = Round(2, number).closed(by, gradient_absmax=1.0, **closing)
+        for rank in (0, 1):
+            told.record(rank, weights=(Weights(group, fingerprint, 5),), sync=(sync(2),), backwards=1)
+        findings += found(told, history)
+    return findings
+
+
+def test_weights_that_no_step_moves_are_a_stall() -> None:
+    """Updates are rounded away in bfloat16: told once, dated to the first step, naming how many there were."""
+    history = History()
+    one = only(steps(history, [7] * (UNMOVED_ROUNDS + 20)))
+    assert (one.verdict.rule, one.verdict.kind, one.verdict.stage) == (
+        "unmoved_weights",
+        Kind.STALLED_TRAINING,
+        Stage.OPTIMIZER,
+    )
+    assert (one.verdict.suspect_ranks, one.round, one.verdict.severity) == ((0, 1), 0, Severity.WARNING)
+    assert f"{UNMOVED_ROUNDS} steps" in one.verdict.reason
+    assert at_end(history) == []
+
+
+@pytest.mark.parametrize(("rounds", "told"), [(UNMOVED_AT_END, 0), (UNMOVED_AT_END + 1, 1)])
+def test_a_short_run_tells_it_at_its_end(rounds: int, told: int) -> None:
+    """The last step's own effect is never seen, and very few steps prove nothing."""
+    history = History()
+    assert steps(history, [7] * rounds) == []
+    assert len(at_end(history)) == told
+    assert at_end(history) == []
+
+
+def test_a_warm_up_from_a_rate_of_zero_is_healthy() -> None:
+    """The first steps change nothing, and the others do."""
+    history = History()
+    assert steps(history, [7] * 20 + list(range(100, 200))) == []
+    assert at_end(history) == []
+
+
+def test_weights_that_stop_moving_later_are_no_stall() -> None:
+    """A schedule that has run out: what it has learnt is there."""
+    assert steps(History(), [1, 2, 3] + [4] * 100) == []
+
+
+@pytest.mark.parametrize(
+    "closing", [{"skipped": True, "by": ClosedBy.SCALER_SKIP}, {"guarded": Guarded.SKIPPED}], ids=str
+)
+def test_steps_that_are_left_out_move_nothing_by_right(closing: dict[str, Any]) -> None:
+    """By a scaler that searches, or by the guard."""
+    history = History()
+    assert [one for one in steps(history, [7] * 10, **closing) if one.verdict.rule == "unmoved_weights"] == []
+    assert at_end(history) == []
+
+
+def test_weights_that_nothing_holds_together_say_nothing() -> None:
+    """Those of parameters that are not reduced are looked at only now and then, and not always the same."""
+    history = History()
+    assert steps(history, [7] * 100, group=UNREDUCED) == []
+    assert at_end(history) == []
