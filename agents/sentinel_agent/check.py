@@ -7,6 +7,7 @@ every floating dtype it supports, at about the price of one read; counts are tak
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -122,14 +123,19 @@ def large_norm(tensor: torch.Tensor) -> float:
     """L2 norm of a large float32 or bfloat16 tensor, in float32, since ranks compare it; inf where squares overflow.
 
     From the product with itself where that is MKL's: it is bound by memory, the norm's own loop by arithmetic. A matmul precision
-    below float32's sends even this product through oneDNN, ten times slower.
+    below float32's sends even this product through oneDNN, ten times slower. Unlike the norm it uses as many threads as
+    torch does: on a thread of gloo's it would start a team of them, so it is left to those that have one.
     """
     plain = tensor.dtype is torch.float32 and tensor.is_contiguous() and tensor.is_cpu and tensor.numel() <= _INT_MAX
-    if plain and _precision is not None and _precision("mkldnn", "matmul") in ("none", "ieee"):
+    if plain and _precision is not None and _precision("mkldnn", "matmul") in ("none", "ieee") and _may_be_parallel():
         flat = tensor.view(-1)
         return math.sqrt(torch.dot(flat, flat).item())
     norm: float = torch.linalg.vector_norm(tensor, dtype=torch.float32).item()
     return norm
+
+
+def _may_be_parallel() -> bool:
+    return torch.get_num_threads() == 1 or threading.current_thread() is threading.main_thread()
 
 
 def _norm(part: torch.Tensor) -> float:

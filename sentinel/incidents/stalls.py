@@ -93,12 +93,12 @@ def unmoved(window: RoundWindow, history: History) -> Iterator[Finding]:
     """Rule 16, third form: step after step, and no weight of any rank has changed by a bit since the training began."""
     if history.moved:
         return
-    for group, prints in weights_of(window).items():
-        for rank, fingerprint in prints.items():
-            if group != UNREDUCED and history.first_weights.setdefault((group, rank), fingerprint) != fingerprint:
-                history.moved = True
-                return
-    if any(weights.group != UNREDUCED for c in window.closed.values() for weights in c.weights):
+    seen = {(g, r): f for g, prints in weights_of(window).items() if g != UNREDUCED for r, f in prints.items()}
+    history.moved = any(history.first_weights.get(key, seen[key]) != seen[key] for key in seen)
+    if not seen.keys() <= history.first_weights.keys():
+        history.first_weights |= seen
+        history.applied = 0  # what was done to others before says nothing of these
+    if seen:
         history.in_vain, history.in_vain_ranks = history.applied, tuple(sorted(window.closed))
     history.applied += all(_applied(closed) for closed in window.closed.values())
     if history.in_vain >= UNMOVED_ROUNDS:

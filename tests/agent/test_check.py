@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -247,3 +248,21 @@ def test_squares_that_overflow_or_underflow_are_no_finding(magnitude: float) -> 
     found = check_one(torch.full((NORM_FROM + 1,), magnitude))
     assert (found.nan, found.inf) == (0, 0)
     assert found.absmax == pytest.approx(magnitude)
+
+
+def test_a_thread_that_is_not_the_training_s_starts_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result is looked at on gloo's thread, where a parallel product would make a team of threads of its own."""
+    tensor, calls = torch.ones(NORM_FROM + 1), []
+    monkeypatch.setattr(
+        torch, "dot", lambda one, other: calls.append(threading.current_thread()) or (one * other).sum()
+    )
+    for threads, used in ((1, True), (2, False)):
+        calls.clear()
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        looking = threading.Thread(target=large_norm, args=(tensor,))
+        looking.start()
+        looking.join(30)
+        assert bool(calls) is used
+    calls.clear()
+    assert large_norm(tensor) == pytest.approx((NORM_FROM + 1) ** 0.5)
+    assert calls == [threading.main_thread()]

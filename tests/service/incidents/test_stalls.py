@@ -293,3 +293,12 @@ def test_weights_that_nothing_holds_together_say_nothing() -> None:
     history = History()
     assert steps(history, [7] * 100, group=UNREDUCED) == []
     assert at_end(history) == []
+
+
+def test_steps_before_the_first_look_do_not_count() -> None:
+    """A training that wraps its model after a long warm-up of something else."""
+    history = History()
+    for number in range(2 * UNMOVED_ROUNDS):
+        assert found(Round(2, number).closed(gradient_absmax=1.0), history) == []
+    assert steps(history, [7, 7, 7]) == []
+    assert at_end(history) == []
