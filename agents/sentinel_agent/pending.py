@@ -106,9 +106,8 @@ class Pending:
 
     def _book(self, looked: list[Bucket]) -> None:
         """Between two large reads our own code is in no cache: what was read is booked in one go."""
-        for bucket in looked:
-            self._finish(bucket)
-        looked.clear()
+        while looked:
+            self._finish(looked.pop(0))
 
     def under_way(self) -> list[Reduction]:
         """Gradients that a loop has given away and that are not back yet. Host memory only: elsewhere, order is the stream's."""

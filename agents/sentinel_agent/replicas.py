@@ -81,12 +81,13 @@ class Replicas:
 
     def backward_ended(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
         """What the backward added to and nothing has reduced meanwhile is reduced no longer."""
-        for name, gradient in gradients:
-            if self._before.get(name) != (id(gradient), gradient._version):
-                self._touched.add(name)
-                if name not in self._during and not self._all_during:
-                    self._reduced.discard(name)
-                    self._all_reduced = False
+        written = {name for name, g in gradients if self._before.get(name) != (id(g), g._version)}
+        alone = set() if self._all_during else written - self._during
+        if alone and self._all_reduced:  # what was reduced without names were the gradients that were there then
+            self._reduced |= self._touched
+            self._all_reduced = False
+        self._reduced -= alone
+        self._touched |= written
         self._all_during = False
 
     def issued(

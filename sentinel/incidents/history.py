@@ -70,9 +70,7 @@ class History:
     unreduced: dict[int, RoundClosed] = field(default_factory=dict)
     zero_gradients: Streak = field(default_factory=Streak)
     skips: Streak = field(default_factory=Streak)
-    first_weights: dict[tuple[str, int], int] = field(
-        default_factory=dict
-    )  # by group and rank, at the first look at them
+    first_weights: dict[tuple[str, int], int] = field(default_factory=dict)  # by group and rank, as first seen
     moved: bool = False  # some weights are no longer those of the first look
     applied: int = 0  # steps that were made with gradients that are not zero
     in_vain: int = 0  # of those, how many there were at the last look at weights that had not moved

@@ -206,9 +206,8 @@ class Session:
             roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             with self.tracer.pause():
                 self.sinks.loss(roots)
-            torch.autograd.set_detect_anomaly(
-                self.trial.anomaly
-            )  # a script's own would end the backward before its end
+            # A script's own would raise in the midst of the backward, with nothing to look at.
+            torch.autograd.set_detect_anomaly(self.trial.anomaly)
             return True
         if self.phase is Phase.FORWARD and self.fast:
             self._fill_gradients()
