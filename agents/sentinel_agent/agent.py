@@ -156,6 +156,8 @@ class Agent:
         """The outermost root runs; the very first time its parameters are looked at."""
         self._first_forward()
         if torch.is_grad_enabled():
+            if self.ledger.unanswered:
+                leaving.loss_passed_over(self.ledger.loss_left_behind)
             self.ledger.forward_begins()
             self.audit.forward_begins(self.ledger.round.number)
         self.scaler.autocast_dtype = autocast_dtype()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,8 @@ MAX_EVIDENCE = 256
 """Evidence sent per round and rank; one is enough for a verdict, the rest only says how far it spread."""
 MAX_ECHOES = 2
 """The same where the round began with parameters that were already nonfinite: whatever is seen follows from that."""
+USUAL_ROUNDS, MAX_UNANSWERED = 8, 8
+"""Rounds that say how many forwards are usual, and forwards of one round up to which losses are looked for among the callers."""
 AVERAGED_EVERY = 16
 """Weights that may just have been averaged are compared once in so many rounds: a loop may exchange something before each."""
 
@@ -85,6 +88,7 @@ class Ledger:
         self._syncs, self._shadowed = 1, 0
         self._last_loss_nonfinite = False
         self._misuses: set[str] = set()
+        self._forwards: deque[int] = deque(maxlen=USUAL_ROUNDS)  # of the last rounds that had any
         self._weighed_at = -AVERAGED_EVERY  # the last round in which weights were compared for having been averaged
         self._lock = threading.Lock()
 
@@ -115,6 +119,13 @@ class Ledger:
         self.round.loss_nonfinite = True
         self.latch(Phase.OUTPUT, found, note=where)
         return True
+
+    @property
+    def unanswered(self) -> bool:
+        """Has this round had more forwards than the last ones, and no backward? Then its losses may have been passed over."""
+        current = self.round
+        more = current.forwards >= max(self._forwards, default=MAX_UNANSWERED)
+        return more and not current.backwards and not in_backward() and current.forwards < MAX_UNANSWERED
 
     def forward_begins(self) -> None:
         """Called before an outermost forward: what is reduced from here on is not of the gradients that are there."""
@@ -227,6 +238,8 @@ class Ledger:
         self.clock.closed(optimizer, again=again)
         if self._just_averaged(closing) and closing.backwards:
             self._weighed_at = closing.number
+        if closing.forwards and not closing.loss_nonfinite:
+            self._forwards.append(closing.forwards)
         self._search.closed(closing.loss_scale, skipped=skipped)
         self._syncs = self._syncs if by is ClosedBy.JOINED else max(closing.syncs, 1)
         self._last_loss_nonfinite = closing.loss_nonfinite

@@ -92,7 +92,7 @@ IN_TRAINING = {
         "audit",
     ),
 }
-ELSEWHERE = {"agreement", "announce", "redaction", "misuse", "leaving", "exit", "terminate", "shadow"}
+ELSEWHERE = {"agreement", "announce", "anomaly", "redaction", "misuse", "leaving", "exit", "terminate", "shadow"}
 
 
 @pytest.mark.parametrize("site", sorted(IN_TRAINING))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from watched import Watched
 from sentinel.wire.messages import REWRITTEN, ClosedBy, Phase, Role
 from sentinel_agent.check import EMPTY
 from sentinel_agent.rounds import Reduction
+from sentinel_agent.taps import leaving
 
 N = 4
 Wrap = Callable[[nn.Module], nn.Module]
@@ -405,6 +407,38 @@ def test_gradients_used_before_their_reduction_is_done_are_told_once(watched: Wa
         free.zero_grad()
     (told,) = watched.evidence(Phase.MISUSE)
     assert (told.note, told.step) == ("used_under_way", 0)
+
+
+def test_a_loss_that_the_script_passes_over_is_told(watched: Watched) -> None:
+    """It skips the batch without a backward: found when its next forward begins, dated to the step it would have been."""
+    model = _net()
+    watched.agent.root_made(model)
+    optimizer = _sgd(model.parameters())
+    for i in range(6):
+        loss = _loss(model) * (float("nan") if i == 3 else 1.0)
+        if not torch.isfinite(loss):
+            continue
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (told,) = watched.evidence()
+    assert (told.phase, told.step) == (Phase.LOSS, 3)
+    assert math.isnan(told.value or 0.0)
+    assert [r.loss is not None and math.isfinite(r.loss) for r in watched.rounds] == [True] * 5
+
+
+def test_two_forwards_a_round_are_no_loss_passed_over(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every round has as many, nobody looks among the callers: that would be time spent in each."""
+    looks: list[int] = []
+    monkeypatch.setattr(leaving, "loss_passed_over", lambda _told: looks.append(1))
+    model = _net()
+    watched.agent.root_made(model)
+    optimizer = _sgd(model.parameters())
+    for _ in range(4):
+        (_loss(model) + _loss(model)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert looks == []
 
 
 @pytest.mark.parametrize("clipped", [False, True])

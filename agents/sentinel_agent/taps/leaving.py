@@ -1,8 +1,9 @@
 """Tap on the ways a process ends: an exception nobody caught, ``sys.exit``, and the interpreter's own exit.
 
 Owns the hooks. A script that looks at its loss and leaves, or dies in clipping, has its open round closed, and a nonfinite loss
-that never reached a backward is found in the frames being left. Where there is none, because the loss function itself refused what
-it was given, NaN in a tensor with a history is what is told of that forward.
+that never reached a backward is found in the frames being left, or where the script goes on, in those that call its next forward.
+Where there is none, because the loss function itself refused what it was given, NaN in a tensor with a history is what is told of
+that forward.
 """
 
 from __future__ import annotations
@@ -93,6 +94,13 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
             return
         yield frame
         frame = frame.f_back
+
+
+def loss_passed_over(on_loss: Callable[[float], object]) -> None:
+    """Call ``on_loss(value)`` for a nonfinite loss that the callers of the next forward still hold, with no backward between."""
+    value = next((v for frame in _callers(sys._getframe(1)) for v in _nonfinite_losses(frame)), None)
+    if value is not None:
+        on_loss(value)
 
 
 def _look(

@@ -306,6 +306,24 @@ def order_differs() -> None:
         optimizer.step()
 
 
+def passed_over() -> None:
+    """Ranks agree to leave a batch out whose loss is nonfinite on one of them, and go on with the next."""
+    model = ddp()
+    optimizer = sgd(model.parameters())
+    for step in range(8):
+        inputs, labels = lab.batch(step)
+        if step == FAULT and lab.rank() == GUILTY:
+            inputs[5] = float("nan")
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        bad = (~torch.isfinite(loss)).float()
+        dist.all_reduce(bad)
+        if bad:
+            continue
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 def rounded_away() -> None:
     """A rate so small that bfloat16 weights stay what they are, step by step, though the gradients are fine."""
     model = ddp(network().to(torch.bfloat16))
