@@ -113,7 +113,7 @@ class Agent:
         if self.config.audit:
             batches.on_forward_end(guarded("forward_end", self.audit.forward_ended, even_off=True))
         left = self.ledger.loss_left_behind, self._leaving, self.goodbye
-        leaving.install(*left, self.health, self.ledger.value_left_behind)
+        leaving.install(*left, self.health, self.ledger.value_left_behind, lambda: self.ledger.since)
         self.termination.install()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -158,7 +158,7 @@ class Agent:
         if torch.is_grad_enabled():
             if self.ledger.unanswered:
                 leaving.loss_passed_over(self.ledger.loss_left_behind)
-            self.ledger.forward_begins()
+            self.ledger.round.forward_begins()
             self.audit.forward_begins(self.ledger.round.number)
         self.scaler.autocast_dtype = autocast_dtype()
         self.window.forward_inputs(args, kwargs)
@@ -240,6 +240,7 @@ class Agent:
         self.evidencing.closed(closing, step)
         self.scaler.round_closed()
         self.window.close_round(closing.number)
+        self.ledger.layouts.forget_gradients()  # a loop with no backward (torch.func) makes its own
 
     # --- out and back --------------------------------------------------------------------------------------------------
 

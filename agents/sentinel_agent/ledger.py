@@ -7,6 +7,7 @@ it; collectives are ``reductions.py``'s, looking at parameters ``scan.py``'s, wr
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections import deque
@@ -123,14 +124,13 @@ class Ledger:
     @property
     def unanswered(self) -> bool:
         """Has this round had more forwards than the last ones, and no backward? Then its losses may have been passed over."""
-        current = self.round
-        more = current.forwards >= max(self._forwards, default=MAX_UNANSWERED)
-        return more and not current.backwards and not in_backward() and current.forwards < MAX_UNANSWERED
+        current, usual = self.round, max(self._forwards, default=MAX_UNANSWERED)
+        return usual <= current.forwards < MAX_UNANSWERED and not current.backwards and not in_backward()
 
-    def forward_begins(self) -> None:
-        """Called before an outermost forward: what is reduced from here on is not of the gradients that are there."""
-        self.round.between = False
-        self.round.forwards += 1
+    @property
+    def since(self) -> int:
+        """Autograd's number from which a node belongs to the open round; where forwards are heard, none does before its first."""
+        return self.round.first_node if self.round.forwards or not self._forwards else sys.maxsize
 
     def backward_begins(self) -> None:
         """Called before a backward: if the last round's gradients were cleared with no step, that round is over."""

@@ -67,6 +67,7 @@ class Round:
     backward_ended: bool = False
     backward_thread: int = 0  # ident of the thread whose backward is running, 0 if none
     forwards: int = 0
+    first_node: int = 0  # autograd's number, on this thread, of the next node as the first forward began
     between: bool = False  # a backward has ended, and neither a forward nor a backward has begun since
     loss: float | None = None
     loss_scale: float | None = None
@@ -97,6 +98,13 @@ class Round:
     indices: Counter[str] = field(default_factory=Counter)
     checked_before: int = 0
     seconds_before: float = 0.0  # the stopwatch's reading when the round began
+
+    def forward_begins(self) -> None:
+        """An outermost forward begins: what is reduced from here on is not of the gradients that are there."""
+        self.between = False
+        if not self.forwards:
+            self.first_node = torch._C._autograd._get_sequence_nr()
+        self.forwards += 1
 
     def backward_elsewhere(self) -> bool:
         """Is a backward running on another thread? Callbacks of a communication hook issue collectives from gloo's threads."""

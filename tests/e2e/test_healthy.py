@@ -31,6 +31,7 @@ LOOPS = {
     "manual_sgd": 6,
     "manual_everything": 6,
     "validation_between_steps": 6,
+    "perplexity_that_overflows": 6,
     "metric_that_is_nan": 6,
     "numbers_of_other_types": 6,
     "parameters_frozen": 6,

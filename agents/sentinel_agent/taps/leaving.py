@@ -29,6 +29,7 @@ MAX_FRAMES = 32
 MAX_TENSORS = 256  # looked at in the frames of an exception
 MAX_ELEMENTS = 1 << 24  # of each
 _at_exit: list[Callable[[], object]] = []
+_since: Callable[[], int] = lambda: 0  # noqa: E731 - what install was given
 
 
 def install(
@@ -37,11 +38,16 @@ def install(
     on_exit: Callable[[], None],
     health: Health,
     on_value: Callable[[Check, str], object] = lambda _found, _where: None,
+    since: Callable[[], int] = lambda: 0,
 ) -> None:
     """Call ``on_loss(value)`` for a nonfinite loss in the frames left, ``on_leaving(note)`` early, ``on_exit()`` at the end.
 
-    ``on_value(found, where)`` is called where an exception leaves no such loss, but another tensor with NaN and a history.
+    ``since()`` is autograd's number from which a node is the open round's: what earlier rounds left (a perplexity beside the loss)
+    is no loss of this one. ``on_value(found, where)`` is called where an exception leaves no such loss, but another tensor with NaN
+    and a history.
     """
+    global _since
+    _since = since
     look = health.guarded("leaving", lambda frames, note: _look(frames(), note(), on_loss, on_leaving, on_value))
     wrap(sys, "excepthook", lambda original: _excepthook(original, look))
     wrap(sys, "exit", lambda original: _exit(original, "sys.exit", look))
@@ -97,8 +103,9 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def loss_passed_over(on_loss: Callable[[float], object]) -> None:
-    """Call ``on_loss(value)`` for a nonfinite loss that the callers of the next forward still hold, with no backward between."""
-    value = next((v for frame in _callers(sys._getframe(1)) for v in _nonfinite_losses(frame)), None)
+    """Call ``on_loss(value)`` for a loss of NaN that the callers of the next forward still hold, with no backward between."""
+    held = (v for frame in _callers(sys._getframe(1)) for v in _nonfinite_losses(frame))
+    value = next((v for v in held if math.isnan(v)), None)  # infinity may be a perplexity
     if value is not None:
         on_loss(value)
 
@@ -150,6 +157,8 @@ def nan_left(frames: list[FrameType]) -> Iterator[tuple[torch.Tensor, Check, str
 def _nonfinite_values(values: list[object]) -> Iterator[float]:
     for one in values:
         if type(one) is torch.Tensor and one.numel() == 1 and one.grad_fn is not None and one.is_floating_point():
+            if one.grad_fn._sequence_nr() < _since():
+                continue
             value = float(one.detach())
             if not math.isfinite(value):
                 yield value

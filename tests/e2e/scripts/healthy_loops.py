@@ -221,6 +221,21 @@ def validation_between_steps() -> None:
             model.train()
 
 
+def perplexity_that_overflows() -> None:
+    """Infinite beside a finite loss, with a history, and held until the script ends; a validation has gradients enabled, too."""
+    global perplexity
+    model = ddp()
+    optimizer = sgd(model.parameters())
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        perplexity = torch.exp(loss * 100.0)
+        loss.backward()
+        optimizer.step()
+        if step % 2:
+            perplexity = torch.exp(loss_of(model, 100 + step) * 100.0)
+
+
 def metric_that_is_nan() -> None:
     """An accuracy of no samples is 0/0 and is averaged over the ranks, as a scalar and as a table, while training is healthy."""
     model = ddp()
