@@ -19,6 +19,7 @@ import torch
 from sentinel.wire.messages import (
     ANOMALY,
     AT_START,
+    HANDED,
     WRITTEN,
     Check,
     ClosedBy,
@@ -164,7 +165,8 @@ class Ledger:
     def start_checked(self, found: Scanned) -> None:
         """Parameters as they were before the first forward."""
         if found.nonfinite:
-            self.latch(Phase.INIT, found.found, parameters=found.names, total=found.total)
+            note = HANDED if self.reductions.moves.were_handed(found.found) else ""
+            self.latch(Phase.INIT, found.found, parameters=found.names, total=found.total, note=note)
 
     def overflowed(self, found: Check, note: str) -> None:
         """An intermediate of this round's forward overflowed; whether it was absorbed, the round will show."""
@@ -276,7 +278,8 @@ class Ledger:
         started = self._scan.buffers_at_start
         spoilt = closing.loss_nonfinite or (closing.gradient_nonfinite and closing.loss_scale is None)
         if closing.number == 0 and started.nonfinite and spoilt:
-            self.latch(Phase.BUFFERS, started.found, parameters=started.names, total=started.total, note=AT_START)
+            note = HANDED if self.reductions.moves.were_handed(started.found) else AT_START
+            self.latch(Phase.BUFFERS, started.found, parameters=started.names, total=started.total, note=note)
         damage = self._state.look(suspicious=closing.suspicious)
         if damage.parameter_news is not None:
             self._tell_parameters(damage.parameter_news)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from sentinel.wire.messages import Check, Phase, Role
 from sentinel_agent import roles
-from sentinel_agent.check import Checker, given_part, local_part
+from sentinel_agent.check import EMPTY, Checker, given_part, local_part, merged
 from sentinel_agent.rounds import Received, Reduction, Round
 from sentinel_agent.taps import comm_hook
 from sentinel_agent.taps.wire import Call, Reader, group_of, work_of
@@ -27,6 +27,8 @@ MAX_RECEIVED: Final = 4
 """The same of receives, the last ones: a backend's Work keeps its tensor alive, and a pipeline's are large."""
 EXCHANGES: Final = frozenset({"alltoall_base_", "alltoall_"})
 """As sends are, a sign that ranks hold parts of one model, whose parameters may well differ."""
+STATE: Final = "broadcast_"
+"""How a rank hands its parameters and buffers to the others before the training begins."""
 FINITE: Final = Check(0, 0, 0, 0.0)
 
 
@@ -45,6 +47,8 @@ class Moves:
     def __init__(self, checker: Checker, ledger: Keeper) -> None:
         self._checker = checker
         self._ledger = ledger
+        self._replaced = 0  # elements that other ranks' broadcasts have written before the very first forward
+        self._held = EMPTY  # what was in their place
 
     def before(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reduction | None:
         """Look at what is given. Returns the receive whose result ``after`` is to hear of."""
@@ -58,6 +62,8 @@ class Moves:
         if not round_.forwards and round_.number and not round_.averaged:
             round_.averaged = _holds_values(read(args, kwargs))
         begun = round_.forwards or (spread and round_.number)  # at the very first, parameters are handed round
+        if not begun and not round_.number and read.op == STATE:
+            self._before_training(read, args, kwargs)
         if not begun or roles.in_backward() or round_.backward_elsewhere():
             return None
         if comm_hook.running() or roles.caller() is roles.Caller.GRADIENT_HOOK:
@@ -67,7 +73,7 @@ class Moves:
         group, ranks = group_of(call.group)
         name = f"{group} {read.op.strip('_')}" if spread else f"{group} gather"
         index = round_.next_index(name)
-        if spread and dist.ProcessGroup.unbox(call.group).rank() != read.pick(args, kwargs, "root_rank", 0):
+        if spread and not _is_root(call, read.pick(args, kwargs, "root_rank", 0)):
             return None
         found = self._look(call, several=spread)
         if found is not None and found.nan and len(round_.given) < MAX_GIVEN:
@@ -81,6 +87,20 @@ class Moves:
         work = work_of(result)
         received.extend(Received(weakref.ref(t), t._version, work, move) for t in move.outputs if not t.is_inference())
         move.outputs = []
+
+    def _before_training(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Another rank is about to write this one's state, as DDP's constructor has rank 0 do: what did it hold itself?"""
+        call = read(args, kwargs)
+        if _is_root(call, read.pick(args, kwargs, "root_rank", 0)):
+            return
+        parts = [part for tensor in call.inputs if (part := given_part(tensor)) is not None]
+        self._replaced += sum(part.numel() for part in parts)
+        found = self._checker.check_parts(parts)
+        self._held = merged(self._held, found) if found is not None else self._held
+
+    def were_handed(self, found: Check) -> bool:
+        """Has another rank handed this one the state that was ``found`` nonfinite, and was what it replaced finite?"""
+        return self._replaced >= found.numel and not (self._held.nan if found.nan else self._held.inf)
 
     def tell(self) -> None:
         """Something is nonfinite: what was given and received before came first, and is told first."""
@@ -130,6 +150,10 @@ class Moves:
         return self._checker.check_parts(
             [p for p in parts if p.device.type == "cpu" and (p.numel() > 1 or not several)]
         )
+
+
+def _is_root(call: Call, root: int) -> bool:
+    return bool(dist.ProcessGroup.unbox(call.group).rank() == root)
 
 
 def _is_value(tensor: torch.Tensor) -> bool:

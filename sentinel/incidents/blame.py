@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sentinel.incidents.window import RoundWindow, role_of
-from sentinel.wire.messages import LATE, Evidence, Phase, Role
+from sentinel.wire.messages import HANDED, LATE, Evidence, Phase, Role
 
 OWN_PHASES = frozenset({Phase.LOSS, Phase.RAW, Phase.INIT, Phase.PARAMS, Phase.BUFFERS})
 
@@ -80,11 +80,12 @@ def loss_origins(window: RoundWindow) -> tuple[int, ...]:
 def state_origins(window: RoundWindow, seen: tuple[int, ...]) -> tuple[int, ...]:
     """Of ranks whose parameters or buffers are nonfinite, those to which no other rank handed them so.
 
-    DDP broadcasts rank 0's buffers, a sharded optimizer every rank's part of the parameters.
+    DDP broadcasts rank 0's buffers, its constructor rank 0's parameters too; a sharded optimizer every rank's part of them.
     """
     handed = [e for e in window.of_phase(Phase.WIRE) if e.collective is not None and e.collective.op in _HANDED]
     gave = {e.rank for e in handed}
-    return tuple(r for r in seen if r in gave or not any(_reaches(e, r) for e in handed)) or seen
+    started = {e.rank for e in window.of_phase(Phase.INIT, Phase.BUFFERS) if e.note == HANDED}
+    return tuple(r for r in seen if r not in started and (r in gave or not any(_reaches(e, r) for e in handed))) or seen
 
 
 def _is_sent(evidence: Evidence) -> bool:

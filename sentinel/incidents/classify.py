@@ -3,8 +3,8 @@
 Owns the rules of DESIGN.md section 3 for one round. Pure: a view of the round in, a verdict (or a named reason for none) out.
 Incidents, echoes and deadlines are ``tracker.py``'s.
 
-Finite failures (9-11, 14-16) are ``comparisons.py``'s, wrong use and the audit (17, 18) ``habits.py``'s, silent ranks (19)
-``silence.py``'s.
+Parameters and buffers (2, 12, 13) are ``state.py``'s, finite failures (9-11, 14-16) ``comparisons.py``'s, wrong use and the audit
+(17, 18) ``habits.py``'s, silent ranks (19) ``silence.py``'s.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
-from sentinel.incidents import blame
+from sentinel.incidents import blame, state
 from sentinel.incidents.describe import loss_words, rank_list
 from sentinel.incidents.finding import attribution_of
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage, Verdict
 from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS
 from sentinel.incidents.verdicts import group_of, names_of, ranks_of, verdict_on, when_seen
 from sentinel.incidents.view import View
-from sentinel.wire.messages import AT_START, CHAINED, REWRITTEN, WRITTEN, ClosedBy, Evidence, Phase, Role
+from sentinel.wire.messages import ANOMALY, CHAINED, REWRITTEN, ClosedBy, Collective, Evidence, Phase, Role
 
 
 class Quiet(StrEnum):
@@ -61,77 +61,6 @@ def scaler_search(view: View) -> Outcome | None:
     return Quiet.SCALER_SEARCH if overflowed or view.scaler.explains(scale) else None
 
 
-def parameters_at_start(view: View) -> Outcome | None:
-    """Rule 2: parameters were nonfinite before the first forward (echoes of an earlier incident never reach the rules)."""
-    seen = view.window.of_phase(Phase.INIT)
-    if not seen:
-        return None
-    return verdict_on(
-        view,
-        "parameters_at_start",
-        Kind.NONFINITE_PARAMETERS,
-        Stage.INIT_WEIGHTS,
-        seen,
-        Cause.FRAMEWORK,
-        f"{names_of(seen)} nonfinite before the first forward on {rank_list(ranks_of(seen))}: "
-        "uninitialised memory, or a broken checkpoint",
-    )
-
-
-def buffers_at_start(view: View) -> Outcome | None:
-    """Rule 2, of buffers: they held NaN before the first forward, and its loss or gradients were nonfinite."""
-    seen = [e for e in view.window.of_phase(Phase.BUFFERS) if e.note == AT_START]
-    if not seen:
-        return None
-    return verdict_on(
-        view,
-        "buffers_at_start",
-        Kind.NONFINITE_BUFFERS,
-        Stage.INIT_WEIGHTS,
-        seen,
-        Cause.FRAMEWORK,
-        f"buffers held NaN before the first forward on {rank_list(ranks_of(seen))} ({names_of(seen)}), and what was "
-        "computed with them is nonfinite: uninitialised memory, or a broken checkpoint",
-    )
-
-
-def parameters_written(view: View) -> Outcome | None:
-    """Rule 2: parameters nonfinite at a round's start that somebody but the optimizer has written since the last step."""
-    seen = view.window.of_phase(Phase.PARAMS)
-    if not seen or not all(e.note == WRITTEN for e in seen):
-        return None
-    return verdict_on(
-        view,
-        "parameters_written",
-        Kind.NONFINITE_PARAMETERS,
-        Stage.PARAMS,
-        seen,
-        Cause.FRAMEWORK,
-        f"{names_of(seen)} nonfinite at the start of this round on {rank_list(ranks_of(seen))}, and not by the optimizer: "
-        "something else has written them since its last step (a checkpoint that was loaded?)" + _handed(view, seen),
-        suspects=blame.state_origins(view.window, ranks_of(seen)),
-    )
-
-
-def parameters_after_step(view: View) -> Outcome | None:
-    """Rules 2 and 12: parameters nonfinite at a round's start with no earlier incident: the last step, or a load, made them so."""
-    seen = view.window.of_phase(Phase.PARAMS)
-    if not seen:
-        return None
-    return verdict_on(
-        view,
-        "parameters_after_step",
-        Kind.NONFINITE_PARAMETERS,
-        Stage.OPTIMIZER if view.window.round > 0 else Stage.PARAMS,
-        seen,
-        Cause.OPTIMIZATION,
-        f"{names_of(seen)} already nonfinite at the start of this round on {rank_list(ranks_of(seen))}"
-        + (", though the gradients before were finite: the step before made them so" if view.window.round else "")
-        + _handed(view, seen),
-        suspects=blame.state_origins(view.window, ranks_of(seen)),
-    )
-
-
 def raw_gradient(view: View) -> Outcome | None:
     """Rule 3: autograd's own gradients were nonfinite on some ranks, before any reduction."""
     origins = blame.raw_origins(view.window)
@@ -144,8 +73,10 @@ def raw_gradient(view: View) -> Outcome | None:
     others = [r for r in group_of(view, seen) if r not in spoilt]
     received = [r for r in spoilt if r not in origins]
     handed = f"; {rank_list(received)} got theirs by what ranks hand each other besides gradients" if received else ""
-    innocent = f"; {rank_list(others)} contributed finite gradients" if others and not view.missing else ""
-    loss = f", its loss was nonfinite too ({rank_list(lost)})" if lost else ", though its loss was finite"
+    ended = any(e.note.startswith(ANOMALY) for e in seen)  # then nobody's gradients were reduced
+    finite = others and not view.missing and not ended
+    innocent = f"; {rank_list(others)} contributed finite gradients" if finite else ""
+    loss = _loss_of(origins, lost)
     if not lost and all(one.loss is None for rank, one in view.window.closed.items() if rank in origins):
         loss = ""  # a stage of a pipeline that computes none
     return verdict_on(
@@ -157,6 +88,13 @@ def raw_gradient(view: View) -> Outcome | None:
         _cause_of_raw(view, origins, bool(lost)),
         f"gradients of {rank_list(origins)} were nonfinite {when_seen(seen)} ({names_of(seen)}){loss}{handed}{innocent}",
     )
+
+
+def _loss_of(origins: tuple[int, ...], lost: list[int]) -> str:
+    several = len(origins) > 1
+    if not lost:
+        return f", though {'their losses were' if several else 'its loss was'} finite"
+    return f", {'losses were' if several else 'its loss was'} nonfinite too ({rank_list(lost)})"
 
 
 def activation_reduction(view: View) -> Outcome | None:
@@ -228,9 +166,7 @@ def wire_value(view: View) -> Outcome | None:
     later = first is not None and (first.role is Role.DERIVED or seen[0].note == CHAINED)
     between = later and first is not None and not first.narrowed and first.index > 0
     made = (
-        "between two collectives of the same reduction, from finite results of the first"
-        if between
-        else f"by the cast to {first.dtype if first else '?'} or the compression before the collective"
+        "between two collectives of the same reduction, from finite results of the first" if between else _cast(first)
     )
     return verdict_on(
         view,
@@ -325,43 +261,19 @@ def rewritten_gradient(view: View) -> Outcome | None:
     )
 
 
-def buffers(view: View) -> Outcome | None:
-    """Rule 13: BatchNorm statistics or other buffers became nonfinite, while losses and gradients did not."""
-    seen = view.window.of_phase(Phase.BUFFERS)
-    if not seen:
-        return None
-    return verdict_on(
-        view,
-        "buffers",
-        Kind.NONFINITE_BUFFERS,
-        Stage.FORWARD,
-        seen,
-        Cause.DATA,
-        f"buffers of {rank_list(ranks_of(seen))} became nonfinite in this round's forward ({names_of(seen)}), "
-        "though loss and gradients stayed finite: evaluation with them will not be" + _handed(view, seen),
-        suspects=blame.state_origins(view.window, ranks_of(seen)),
-    )
-
-
-def _handed(view: View, seen: list[Evidence]) -> str:
-    ranks = ranks_of(seen)
-    origins = blame.state_origins(view.window, ranks)
-    return f"; {rank_list(origins)} handed them to the others" if origins != ranks else ""
-
-
 RULES: tuple[Rule, ...] = (
     scaler_search,
-    parameters_at_start,
-    buffers_at_start,
-    parameters_written,
-    parameters_after_step,
+    state.parameters_at_start,
+    state.buffers_at_start,
+    state.parameters_written,
+    state.parameters_after_step,
     raw_gradient,
     activation_reduction,
     wire_value,
     reduced_value,
     rewritten_gradient,
     loss_only,
-    buffers,
+    state.buffers,
 )
 
 
@@ -388,6 +300,12 @@ def _confirmed_gradients(view: View) -> bool:
 
 def _no_backward(view: View) -> bool:
     return any(c.closed_by is ClosedBy.EXIT for c in view.window.closed.values())
+
+
+def _cast(first: Collective | None) -> str:
+    if first is None or first.narrowed:
+        return f"by the cast to {first.dtype if first else '?'} or the compression before the collective"
+    return "between the backward and the collective: the script, or a communication hook, has changed them"
 
 
 def _name_of(seen: Evidence) -> str:

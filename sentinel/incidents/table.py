@@ -25,6 +25,7 @@ class Row:
 
 NOBODY = "nobody: the reduction made it"
 WHERE_SEEN = "ranks where it was seen"
+WHOSE_OWN = "ranks where it was seen, less those that another rank handed it to"
 _K, _S, _C, _W = Kind, Stage, Severity.CRITICAL, Severity.WARNING
 
 TABLE: tuple[Row, ...] = (
@@ -42,7 +43,7 @@ TABLE: tuple[Row, ...] = (
         "parameters nonfinite before the first forward",
         _K.NONFINITE_PARAMETERS,
         _S.INIT_WEIGHTS,
-        WHERE_SEEN,
+        WHOSE_OWN,
         _C,
     ),
     Row(
@@ -50,7 +51,7 @@ TABLE: tuple[Row, ...] = (
         "buffers that held NaN before the first forward, whose loss or gradients are nonfinite",
         _K.NONFINITE_BUFFERS,
         _S.INIT_WEIGHTS,
-        WHERE_SEEN,
+        WHOSE_OWN,
         _C,
     ),
     Row(
@@ -58,7 +59,7 @@ TABLE: tuple[Row, ...] = (
         "parameters nonfinite at a round's start, written by something else since the last step",
         _K.NONFINITE_PARAMETERS,
         _S.PARAMS,
-        WHERE_SEEN,
+        WHOSE_OWN,
         _C,
     ),
     Row(
@@ -66,7 +67,7 @@ TABLE: tuple[Row, ...] = (
         "parameters nonfinite at a round's start, no earlier incident",
         _K.NONFINITE_PARAMETERS,
         _S.OPTIMIZER,
-        WHERE_SEEN,
+        WHOSE_OWN,
         _C,
     ),
     Row(
@@ -142,9 +143,7 @@ TABLE: tuple[Row, ...] = (
         _C,
     ),
     Row("loss_only", "the loss nonfinite, gradients finite", _K.NONFINITE_LOSS, _S.FORWARD, WHERE_SEEN, _W),
-    Row(
-        "buffers", "buffers became nonfinite, loss and gradients not", _K.NONFINITE_BUFFERS, _S.FORWARD, WHERE_SEEN, _C
-    ),
+    Row("buffers", "buffers became nonfinite, loss and gradients not", _K.NONFINITE_BUFFERS, _S.FORWARD, WHOSE_OWN, _C),
     Row(
         "mismatched_collectives",
         "collective k covers different parameters on different ranks",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sentinel.incidents.describe import rank_list
 from sentinel.incidents.model import Attribution, Cause, Incident, Kind, Stage
-from sentinel.wire.messages import Guarded
+from sentinel.wire.messages import ANOMALY, Guarded
 
 KIND_WORDS: dict[Kind, str] = {
     Kind.NONFINITE_GRADIENT: "gradients became nonfinite",
@@ -63,7 +63,7 @@ def verdict_sentence(incident: Incident) -> str:
             f"At step {incident.step}, {rank_list(incident.suspect_ranks)} stopped: nothing more was heard from there."
         )
     where = f" on {rank_list(incident.suspect_ranks)}" if incident.suspect_ranks else ""
-    return f"At step {incident.step}, {KIND_WORDS[incident.kind]}{where}, {STAGE_WORDS[incident.stage]}."
+    return f"At step {incident.step}, {KIND_WORDS[incident.kind]}{where}, {_stage(incident)}."
 
 
 def attribution_sentence(incident: Incident) -> str:
@@ -86,10 +86,16 @@ def attribution_sentence(incident: Incident) -> str:
 
 def _before_reduction(incident: Incident) -> str:
     if incident.stage is Stage.PRE_REDUCE:
+        if any(f.note.startswith(ANOMALY) for f in incident.findings):
+            return " in its own backward, which torch's anomaly mode ended before any reduction"
         named = [f for f in incident.findings if f.parameters and f.phase in ("raw", "wire")]
         if any(f.rank not in incident.suspect_ranks for f in named):
             return " itself; the other ranks got it from there, by what ranks hand each other besides gradients"
         if named and all(f.op is None for f in named):
             return " itself, and no reduction was there to spread it; the other ranks' own gradients were finite"
         return " before the reduction, which then only spread it; the other ranks' own gradients were finite"
-    return f" {STAGE_WORDS[incident.stage]}"
+    return f" {_stage(incident)}"
+
+
+def _stage(incident: Incident) -> str:
+    return "after the reduction" if incident.rule == "rewritten_gradient" else STAGE_WORDS[incident.stage]

@@ -34,6 +34,9 @@ class Phase(StrEnum):
 AT_START = "before the first forward"
 """Note of BUFFERS evidence in round 0: buffers that held NaN when the training began."""
 
+HANDED = "handed round before the first forward"
+"""Note of INIT and BUFFERS evidence in round 0: another rank handed this one its state, and what it held until then was finite."""
+
 CHAINED = "by what a communication hook made of an earlier result"
 """Note of WIRE evidence: the collective was issued once another one of the same hook was done, and was given what came of it."""
 

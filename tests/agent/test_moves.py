@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 
 import pytest
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from watched import Watched
 
-from sentinel.wire.messages import Check, Phase, Role
+from sentinel.wire.messages import HANDED, Check, Phase, Role
 from sentinel_agent import moves
 from sentinel_agent.rounds import Received, Reduction
 
@@ -99,11 +100,27 @@ def test_a_single_number_is_no_value_of_the_forward(watched: Watched) -> None:
     assert watched.evidence(Phase.WIRE) == []
 
 
-def test_parameters_as_they_begin_are_not_looked_at_twice(watched: Watched) -> None:
-    """What is broadcast before the very first forward is what the look at the start sees."""
+def test_a_root_looks_at_its_parameters_once(watched: Watched) -> None:
+    """What it broadcasts before the very first forward is what the look at the start sees."""
     counted = watched.agent.checker.count
     dist.broadcast(torch.ones(8), 0)
     assert watched.agent.checker.count == counted
+
+
+@pytest.mark.parametrize("held", [1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("enough", [True, False])
+def test_whose_nonfinite_parameters_they_were(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, held: float, enough: bool
+) -> None:
+    """Another rank's, if it has broadcast as many as there are, and what was there before was not of that kind itself."""
+    model = model_of(watched)
+    monkeypatch.setattr(moves, "_is_root", lambda *_: False)
+    dist.broadcast(torch.full((3 if enough else 2,), held), 0)
+    with torch.no_grad():
+        model.weight.fill_(float("nan"))
+    model(torch.ones(1, 2))
+    [seen] = watched.evidence(Phase.INIT)
+    assert seen.note == (HANDED if enough and not math.isnan(held) else "")
 
 
 class Work:

@@ -66,6 +66,7 @@ MOVING = {
     ("divided_by_zero_tokens", 2): Fault("nonfinite_gradient", "post_reduce", (0, 1), "all_ranks"),
     ("never_waited_for", 2): Fault("misuse", "optimizer", (1,), "rank_local"),
     ("unfrozen", 2): Fault("replica_divergence", "not_reduced", (0, 1), "all_ranks"),
+    ("checkpoint_of_rank_0", 2): Fault("nonfinite_parameters", "init_weights", (0,), "rank_local", 0),
     ("layer_added", 2): Fault("replica_divergence", "not_reduced", (0, 1), "all_ranks"),
     ("alone", 2): RANK_1,  # and its weights differ from the start
 }

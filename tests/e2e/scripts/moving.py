@@ -200,6 +200,20 @@ def unfrozen() -> None:
         optimizer.step()
 
 
+def checkpoint_of_rank_0() -> None:
+    """Rank 0 alone loads a checkpoint, which is broken, before DDP's constructor hands its weights to all."""
+    inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+    if lab.rank() == 0:
+        inner.load_state_dict({name: torch.full_like(part, NAN) for name, part in inner.state_dict().items()})
+    model = ddp(inner)
+    optimizer = sgd([*model.parameters()], 0.01)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        rows, labels = lab.batch(step)
+        cross_entropy(model(rows), labels).backward()
+        optimizer.step()
+
+
 def layer_added() -> None:
     """A layer that is put into the model once DDP has wrapped it, and into the optimizer, is trained on each rank alone."""
     inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))

@@ -22,7 +22,7 @@ from service.incidents.rounds import (
 
 from sentinel.incidents.model import Attribution, Cause, Kind, Severity, Stage
 from sentinel.incidents.scaler import ScalerHistory
-from sentinel.wire.messages import AT_START, CHAINED, REWRITTEN, WRITTEN, ClosedBy, Phase
+from sentinel.wire.messages import AT_START, CHAINED, HANDED, REWRITTEN, WRITTEN, ClosedBy, Phase
 
 LEFT = collective(group="left", ranks=(0, 1))
 RIGHT = collective(group="right", ranks=(2, 3))
@@ -81,6 +81,34 @@ PARAMETER_ROWS = [
         "parameters_at_start",
         EVERY,
         (0, 1, 2),
+        Cause.FRAMEWORK,
+    ),
+    Row(
+        "one rank loaded a broken checkpoint, which DDP gave to all",
+        Round(2).saw(Phase.INIT, 0, parameters=("w",)).saw(Phase.INIT, 1, parameters=("w",), note=HANDED),
+        "parameters_at_start",
+        LOCAL,
+        (0,),
+        Cause.FRAMEWORK,
+    ),
+    Row(
+        "rank 0's part of the job is not watched, and what it handed round was broken",
+        Round(2).saw(Phase.INIT, 1, parameters=("w",), note=HANDED),
+        "parameters_at_start",
+        LOCAL,
+        (1,),
+        Cause.FRAMEWORK,
+    ),
+    Row(
+        "two ranks began with NaN in a buffer, which one of them got from the other",
+        Round(2)
+        .loss()
+        .saw(Phase.BUFFERS, 0, parameters=("shift",), note=AT_START)
+        .saw(Phase.BUFFERS, 1, parameters=("shift",), note=HANDED)
+        .nan_gradient(0, 1),
+        "buffers_at_start",
+        LOCAL,
+        (0,),
         Cause.FRAMEWORK,
     ),
     Row(

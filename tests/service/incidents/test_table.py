@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from service.incidents.stories import DECIDES
 
-from sentinel.incidents import classify, habits, replicas, silence, stalls
+from sentinel.incidents import classify, habits, replicas, silence, stalls, state
 from sentinel.incidents.classify import Quiet
 from sentinel.incidents.table import TABLE
 
@@ -34,7 +34,7 @@ def _named_in(module: object) -> set[str]:
 
 def test_every_rule_has_a_row_and_every_row_a_rule() -> None:
     """No verdict without a line in the table, and no line that nothing decides."""
-    named = set().union(*(_named_in(module) for module in (classify, replicas, stalls, habits, silence)))
+    named = set().union(*(_named_in(module) for module in (classify, state, replicas, stalls, habits, silence)))
     quiet = {Quiet.SCALER_SEARCH.value, Quiet.SCALER_COLLAPSED.value}
     assert named | set(habits.REASONS) | quiet == set(ROWS)
 

@@ -7,6 +7,7 @@ import story
 
 from sentinel.incidents.model import Attribution, Cause, Kind, RankFinding, Stage
 from sentinel.postmortem.wording import CAUSE_WORDS, KIND_WORDS, STAGE_WORDS, attribution_sentence, verdict_sentence
+from sentinel.wire.messages import ANOMALY
 
 
 def test_nothing_is_without_words() -> None:
@@ -26,8 +27,12 @@ def _seen(rank: int, op: str | None) -> RankFinding:
         ([_seen(1, "allreduce_"), _seen(0, "allreduce_")], "Rank-local: rank 1 made it itself; the other ranks got it"),
         ([_seen(1, None)], "Rank-local: rank 1 made it itself, and no reduction was there to spread it"),
         ([_seen(1, "allreduce_")], "Rank-local: rank 1 made it before the reduction, which then only spread it"),
+        (
+            [_seen(1, None).model_copy(update={"note": ANOMALY + "SqrtBackward0"})],
+            "Rank-local: rank 1 made it in its own backward, which torch's anomaly mode ended before any reduction.",
+        ),
     ],
-    ids=["handed on", "alone", "reduced"],
+    ids=["handed on", "alone", "reduced", "ended"],
 )
 def test_how_it_spread_is_said(findings: list[RankFinding], expected: str) -> None:
     """By the reduction, by what ranks exchange in the forward, or not at all."""
@@ -35,6 +40,15 @@ def test_how_it_spread_is_said(findings: list[RankFinding], expected: str) -> No
         attribution=Attribution.RANK_LOCAL, stage=Stage.PRE_REDUCE, suspect_ranks=(1,), findings=tuple(findings)
     )
     assert attribution_sentence(incident).startswith(expected)
+
+
+def test_gradients_that_a_script_rewrote_were_not_spoilt_by_the_reduction() -> None:
+    """Their stage is the reduction's, but it was finite: both sentences say "after"."""
+    incident = story.incident(
+        attribution=Attribution.RANK_LOCAL, stage=Stage.POST_REDUCE, suspect_ranks=(1,), rule="rewritten_gradient"
+    )
+    assert verdict_sentence(incident).endswith(" on rank 1, after the reduction.")
+    assert attribution_sentence(incident) == "Rank-local: rank 1 made it after the reduction."
 
 
 @pytest.mark.parametrize("kind", list(Kind))
