@@ -38,6 +38,7 @@ def judge(window: RoundWindow, history: History) -> Iterator[Finding]:
     yield from _absorbed(window, history)
     clipped = window.of_phase(Phase.CLIP)
     if clipped and not window.gradient_evidence():
+        history.told.add("norm_overflow")
         yield _finding(
             window,
             "norm_overflow",

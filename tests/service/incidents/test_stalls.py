@@ -257,6 +257,15 @@ def test_weights_that_no_step_moves_are_a_stall() -> None:
     assert at_end(history) == []
 
 
+def test_what_clipping_stops_is_told_once() -> None:
+    """A norm that overflowed is why no weight moves: that is its own finding, and no second one follows."""
+    history = History()
+    clipped = only([*judge(Round(2).saw(Phase.CLIP, value=float("inf")).window(), history)])
+    assert clipped.verdict.rule == "norm_overflow"
+    assert steps(history, [7] * (UNMOVED_ROUNDS + 20)) == []
+    assert at_end(history) == []
+
+
 @pytest.mark.parametrize(("rounds", "told"), [(UNMOVED_AT_END, 0), (UNMOVED_AT_END + 1, 1)])
 def test_a_short_run_tells_it_at_its_end(rounds: int, told: int) -> None:
     """The last step's own effect is never seen, and very few steps prove nothing."""
