@@ -25,6 +25,7 @@ from sentinel_agent.guard import Budget, Guard
 from sentinel_agent.halting import NonFiniteGradientError, halt, unmark
 from sentinel_agent.identity import Identity
 from sentinel_agent.ledger import Ledger
+from sentinel_agent.moments import Moments
 from sentinel_agent.naming import Naming
 from sentinel_agent.patching import restore
 from sentinel_agent.roots import find_roots, find_trained
@@ -69,6 +70,7 @@ class Agent:
         self.ledger = Ledger(
             self.me, self.checker, self.scan, self.send, self.evidencing.suspicious, self._round_closed, self.guard
         )
+        self.moments = Moments(self.naming, self.ledger)
         self.scaler = ScalerTap(self, self.health)
         self.channel = Channel(
             config.relay or "",
@@ -100,7 +102,7 @@ class Agent:
         comm_hook.install(dist)
         join.install(nn.parallel.distributed, self.ledger.shadowed, self.health)
         stepping = self._optimizer_steps, self._optimizer_made
-        optimizer.install(*stepping, self.health, self._intervene, self.ledger.written.stepped)
+        optimizer.install(*stepping, self.health, self._intervene, self._optimizer_stepped)
         self.scaler.install()
         told = (self.ledger.loss, self._backward_begins, self._backward_ended)
         loss.install(
@@ -203,11 +205,16 @@ class Agent:
         if self.naming.add_optimizer(stepping):
             self.ledger.layouts.learn(self.naming.parameters())
         scale, skipped = self.scaler.about_to_step(stepping)
+        self.moments.stepping(self.ledger.round)
         decision = self.ledger.optimizer_steps(stepping, scale=scale, skipped=skipped, again=again)
         if self._halted and decision is not Guarded.HALTED:
             self._halted = False
             self.health.guarded("halt_mark", unmark)(self.config.run_dir)
         return decision
+
+    def _optimizer_stepped(self, stepped: torch.optim.Optimizer) -> None:
+        self.ledger.written.stepped(stepped)
+        self.moments.stepped(stepped)
 
     def _intervene(self, decision: Guarded, stepping: torch.optim.Optimizer, inside: bool) -> None:
         """Leave this step out, or end the training by raising into it."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sentinel.incidents.describe import findings, rank_list
+from sentinel.incidents.describe import findings, parameters_of, rank_list
 from sentinel.incidents.finding import Finding, attribution_of
 from sentinel.incidents.history import History
 from sentinel.incidents.model import Cause, Kind, Severity, Stage, Verdict
+from sentinel.incidents.verdicts import names_of
 from sentinel.incidents.window import RoundWindow
-from sentinel.wire.messages import Evidence, Phase
+from sentinel.wire.messages import SECOND_MOMENT, Evidence, Phase
 
 REASONS = {
     "clip_before_unscale": "gradients were clipped while still multiplied by the loss scale: "
@@ -36,7 +37,8 @@ def judge(window: RoundWindow, history: History) -> Iterator[Finding]:
             cause = Cause.COMMUNICATION if note.endswith("under_way") else Cause.OPTIMIZATION
             yield _finding(window, note, Kind.MISUSE, seen, REASONS.get(note, note), cause=cause)
     yield from _absorbed(window, history)
-    clipped = window.of_phase(Phase.CLIP)
+    yield from _squared(window, history)
+    clipped = [e for e in window.of_phase(Phase.CLIP) if e.note != SECOND_MOMENT]
     if clipped and not window.gradient_evidence():
         history.told.add("norm_overflow")
         yield _finding(
@@ -47,6 +49,22 @@ def judge(window: RoundWindow, history: History) -> Iterator[Finding]:
             f"the gradient norm of {rank_list(sorted({e.rank for e in clipped}))} overflowed to {clipped[0].value} though every "
             "gradient was finite: clipping multiplies the whole update by zero",
         )
+
+
+def _squared(window: RoundWindow, history: History) -> Iterator[Finding]:
+    """Rule 16, by an optimizer: the square of finite gradients overflowed, and dividing by it moves nothing, from here on."""
+    seen = [e for e in window.of_phase(Phase.CLIP) if e.note == SECOND_MOMENT]
+    if not seen or "norm_overflow" in history.told:
+        return
+    history.told.add("norm_overflow")
+    yield _finding(
+        window,
+        "second_moment_overflow",
+        Kind.STALLED_TRAINING,
+        seen,
+        f"gradients of {rank_list(sorted({e.rank for e in seen}))} were finite, but so large that their squares overflowed to "
+        f"inf in the optimizer's state ({names_of(seen)}): it divides by their root, and those weights cannot move any more",
+    )
 
 
 def _absorbed(window: RoundWindow, history: History) -> Iterator[Finding]:
@@ -88,6 +106,7 @@ def _finding(
         severity=Severity.WARNING,
         cause=cause,
         reason=reason,
+        parameters=parameters_of(seen),
         findings=findings(window, ranks),
     )
     step = min(e.step for e in seen)

@@ -241,6 +241,14 @@ TABLE: tuple[Row, ...] = (
         _W,
     ),
     Row(
+        "second_moment_overflow",
+        "squares of finite gradients overflowed in the optimizer's state (Adam, RMSprop, Adagrad)",
+        _K.STALLED_TRAINING,
+        _S.OPTIMIZER,
+        WHERE_SEEN,
+        _W,
+    ),
+    Row(
         "silent_overflow",
         "an intermediate overflowed its half precision and was absorbed (only where the audit is on)",
         _K.SILENT_OVERFLOW,

@@ -41,7 +41,7 @@ _PHASE_WORDS: dict[Phase, str] = {
     Phase.RAW: "own gradient nonfinite",
     Phase.WIRE: "gave a reduction nonfinite gradients",
     Phase.REDUCED: "got nonfinite gradients back from a reduction",
-    Phase.CLIP: "gradient norm nonfinite in clipping",
+    Phase.CLIP: "a norm or square of finite gradients overflowed",
     Phase.MISUSE: "wrong use",
     Phase.APPLIED: "the optimizer was about to apply nonfinite gradients",
     Phase.EXIT: "left while the round was open",

@@ -22,7 +22,9 @@ class Phase(StrEnum):
     RAW = "raw"  # autograd's gradient, before any cast or compression
     WIRE = "wire"  # what a collective was given
     REDUCED = "reduced"  # what a collective returned
-    CLIP = "clip"  # the norm that gradient clipping computed
+    CLIP = (
+        "clip"  # the norm that gradient clipping computed, or squares that an optimizer did: inf for finite gradients
+    )
     AUDIT = "audit"  # an intermediate of the forward, in audited rounds; ``note`` names op, dtype and line
     MISUSE = "misuse"  # calls in an order that scales, clips or steps wrongly; ``note`` names which
     APPLIED = (
@@ -48,6 +50,9 @@ LATE = "looked at once it had been written"
 
 REWRITTEN = "written since they were reduced"
 """Note of APPLIED evidence: gradients were finite when they were reduced, and somebody has written them since."""
+
+SECOND_MOMENT = "of an optimizer's squared gradients"
+"""Note of CLIP evidence: finite gradients were applied, and the optimizer's second moment of them is inf."""
 
 WRITTEN = "written since the last step"
 """Note of PARAMS evidence: somebody but the optimizer has written the parameters that were found nonfinite."""

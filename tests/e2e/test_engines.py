@@ -50,6 +50,7 @@ PLANTED = {
     ("contribution_of_zeros", 2): Fault("bad_reduction", "pre_reduce", (1,), "rank_local"),
     ("passed_over", 2): Fault("nonfinite_loss", "forward", (1,), "rank_local"),
     ("rounded_away", 2): Fault("stalled_training", "optimizer", (0, 1), "all_ranks", 0),
+    ("squares_overflow", 2): Fault("stalled_training", "optimizer", (1,), "rank_local"),
     ("order_differs", 3): Fault("bad_reduction", "post_reduce", (1,), "rank_local"),
     ("weights_changed", 3): Fault("replica_divergence", "params", (1,), "rank_local"),
 }

@@ -335,6 +335,17 @@ def rounded_away() -> None:
         optimizer.step()
 
 
+def squares_overflow() -> None:
+    """The guilty rank's loss spikes: its gradients are finite, their squares in Adam's state are not, and the weights stay put."""
+    model = ddp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        spike = 1e22 if step == FAULT and lab.rank() == GUILTY else 1.0
+        (loss_of(model, step) * spike).backward()
+        optimizer.step()
+
+
 def weights_changed() -> None:
     """After step 5 something writes to one weight of rank 1; training goes on with equal gradients."""
     model = ddp()

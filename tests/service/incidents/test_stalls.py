@@ -15,7 +15,7 @@ from sentinel.incidents.history import History
 from sentinel.incidents.model import Attribution, Kind, Severity, Stage
 from sentinel.incidents.scaler import MAX_CONSECUTIVE_SKIPS
 from sentinel.incidents.stalls import UNMOVED_AT_END, UNMOVED_ROUNDS, ZERO_ROUNDS, ZERO_ROUNDS_LATER
-from sentinel.wire.messages import UNREDUCED, ClosedBy, Guarded, Phase, Weights
+from sentinel.wire.messages import SECOND_MOMENT, UNREDUCED, ClosedBy, Guarded, Phase, Weights
 
 SKIPPED = {"closed_by": ClosedBy.FRAMEWORK_SKIPPED, "skipped": True}
 
@@ -214,6 +214,16 @@ def test_an_overflown_norm_with_finite_gradients_stalls_training() -> None:
     assert (one.occurrences, one.round) == (3, 0)
 
 
+def test_squares_that_overflowed_are_of_the_step_that_is_over() -> None:
+    """They are seen once the step is made, in the round that follows; a second attempt to tell them is not heard."""
+    history = History()
+    seen = Round(2, 5, step=4).saw(Phase.CLIP, 1, note=SECOND_MOMENT, parameters=("w",))
+    seen.step = 5  # what the ranks will say as they close it
+    one = only([*judge(seen.window(), history)])
+    assert (one.round, one.step, one.verdict.suspect_ranks, one.verdict.parameters) == (4, 4, (1,), ("w",))
+    assert [*judge(seen.window(), history)] == []
+
+
 def test_the_norm_of_nonfinite_gradients_is_no_finding_of_its_own() -> None:
     """The gradients' own verdict says it."""
     world = World(2)
@@ -257,11 +267,12 @@ def test_weights_that_no_step_moves_are_a_stall() -> None:
     assert at_end(history) == []
 
 
-def test_what_clipping_stops_is_told_once() -> None:
-    """A norm that overflowed is why no weight moves: that is its own finding, and no second one follows."""
+@pytest.mark.parametrize(("note", "rule"), [("", "norm_overflow"), (SECOND_MOMENT, "second_moment_overflow")])
+def test_what_clipping_or_squaring_stops_is_told_once(note: str, rule: str) -> None:
+    """A norm or a square that overflowed is why no weight moves: that is its own finding, and no second one follows."""
     history = History()
-    clipped = only([*judge(Round(2).saw(Phase.CLIP, value=float("inf")).window(), history)])
-    assert clipped.verdict.rule == "norm_overflow"
+    stopped = only([*judge(Round(2).saw(Phase.CLIP, value=float("inf"), note=note).window(), history)])
+    assert (stopped.verdict.rule, stopped.verdict.kind) == (rule, Kind.STALLED_TRAINING)
     assert steps(history, [7] * (UNMOVED_ROUNDS + 20)) == []
     assert at_end(history) == []
 
